@@ -3,8 +3,8 @@
 #![no_main]
 
 use farleaf_page::table::{
-    Below, Bloom, Builder, Clip, Cursor, Fences, Footer, Found, FullIndex, Index, IndexKind,
-    KeyBuf, Kind, Locate, Merge, MergeError, MergeOptions, Meta, Picked, Progress, Record, Run,
+    LowerLevels, BloomFilter, SsTableBuilder, Clip, RecordCursor, SsTableFences, SsTableFooter, SsTableLookup, FullIndex, SsTableIndex, IndexKind,
+    KeyBuf, RecordKind, LocateFunction, Compaction, MergeError, MergeOptions, SsTableMeta, Picked, CompactionProgress, SsTableRecord, RecordRun,
     pick,
 };
 use libfuzzer_sys::fuzz_target;
@@ -15,28 +15,28 @@ type Versions = BTreeMap<(Vec<u8>, Reverse<u64>), Option<Vec<u8>>>;
 
 fn read_arbitrary(words: &[u64], key: &KeyBuf) {
     let key = key.key();
-    let _ = Record::parse(words, 1);
+    let _ = SsTableRecord::parse(words, 1);
     let _ = pick(words, 1, key, 5);
-    let _ = Footer::decode(words, 1);
+    let _ = SsTableFooter::decode(words, 1);
     let mut rest = words;
-    if let Ok(meta) = Meta::decode(&mut rest) {
+    if let Ok(meta) = SsTableMeta::decode(&mut rest) {
         let mut again = Vec::new();
         meta.encode(&mut again);
         assert_eq!(again, words[..words.len() - rest.len()]);
     }
-    if let Ok(run) = Run::new(words, 1) {
-        let mut cursor = Cursor::at_start(&run);
+    if let Ok(run) = RecordRun::new(words, 1) {
+        let mut cursor = RecordCursor::at_start(&run);
         let _ = cursor.seek(key, 7);
         while let Ok(Some(_)) = cursor.next() {}
     }
-    if let Ok(index) = Index::open(words.to_vec(), 1) {
+    if let Ok(index) = SsTableIndex::open(words.to_vec(), 1) {
         let _ = index.find(key, key.hash(), 7);
         let _ = (index.split_keys(3), index.seek_behind(key));
         if let Ok(word) = index.seek(key) {
             let _ = (index.after(word, 99), index.before(word, 99));
         }
     }
-    if let Some(fences) = Fences::open(words) {
+    if let Some(fences) = SsTableFences::open(words) {
         let group = fences.group_of(key);
         fences.fence(group);
         fences.record_words(group, 3);
@@ -44,18 +44,18 @@ fn read_arbitrary(words: &[u64], key: &KeyBuf) {
     if let Some(index) = FullIndex::open(words) {
         index.find(key, 7);
     }
-    if let Some(locate) = Locate::open(words) {
+    if let Some(locate) = LocateFunction::open(words) {
         locate.find(key.hash());
     }
-    if let Some(bloom) = Bloom::open(words) {
+    if let Some(bloom) = BloomFilter::open(words) {
         bloom.may_have(key.hash());
     }
 }
 
-fn version_of(record: Record<'_>) -> ((Vec<u8>, Reverse<u64>), Option<Vec<u8>>) {
+fn version_of(record: SsTableRecord<'_>) -> ((Vec<u8>, Reverse<u64>), Option<Vec<u8>>) {
     let mut value = Vec::new();
     record.append_value(&mut value);
-    let value = (record.kind() == Kind::Value).then_some(value);
+    let value = (record.kind() == RecordKind::Value).then_some(value);
     ((record.key().to_vec(), Reverse(record.sequence())), value)
 }
 
@@ -68,16 +68,16 @@ fn kind_of(byte: u8) -> IndexKind {
 }
 
 /// Looks up every version of a table that was written whole.
-fn check(words: &[u64], meta: &Meta, versions: &Versions) {
+fn check(words: &[u64], meta: &SsTableMeta, versions: &Versions) {
     let (data, id) = (meta.footer.data_words as usize, meta.footer.table);
-    let index = Index::open(words[data..].to_vec(), id).unwrap();
+    let index = SsTableIndex::open(words[data..].to_vec(), id).unwrap();
     for (version, value) in versions {
         let (key, bound) = (KeyBuf::from_bytes(&version.0), version.1.0);
         let key = key.key();
         let found = match index.find(key, key.hash(), bound).unwrap() {
-            Found::Absent => panic!("a key of the table is called absent"),
-            Found::Group(words) => words,
-            Found::Record { words, end } => words.start..end,
+            SsTableLookup::Absent => panic!("a key of the table is called absent"),
+            SsTableLookup::Group(words) => words,
+            SsTableLookup::Record { words, end } => words.start..end,
         };
         let words = &words[found.start as usize..found.end as usize];
         let Picked::Record(record) = pick(words, id, key, bound).unwrap() else {
@@ -101,9 +101,9 @@ fn play(data: &[u8]) {
     }
     let mut tables: Vec<(u64, Vec<u64>)> = Vec::new();
     for (id, versions) in (1..).zip(&parts) {
-        let (mut builder, mut words) = (Builder::new(id, 9, kind_of(head)), Vec::new());
+        let (mut builder, mut words) = (SsTableBuilder::new(id, 9, kind_of(head)), Vec::new());
         for ((key, sequence), value) in versions {
-            let kind = if value.is_some() { Kind::Value } else { Kind::Tombstone };
+            let kind = if value.is_some() { RecordKind::Value } else { RecordKind::Tombstone };
             let (key, value) = (KeyBuf::from_bytes(key), value.as_deref().unwrap_or(&[]));
             builder.add(key.key(), sequence.0, kind, value, &mut words).unwrap();
         }
@@ -122,7 +122,7 @@ fn play(data: &[u8]) {
     let options = MergeOptions {
         range: Clip::default(),
         snapshots: if head & 64 > 0 { vec![u64::from(place)] } else { Vec::new() },
-        below: if head & 128 > 0 { Below::everything() } else { Below::nothing() },
+        below: if head & 128 > 0 { LowerLevels::everything() } else { LowerLevels::nothing() },
         cuts: vec![KeyBuf::from_bytes(&[piece % 32])],
         table_words: u32::from(budget) * 8,
     };
@@ -139,8 +139,8 @@ fn play(data: &[u8]) {
         seen && (value.is_some() || hides)
     });
 
-    let mut merge = Merge::new(tables.len(), options);
-    let (mut builder, mut words) = (Builder::new(10, 9, kind_of(piece)), Vec::new());
+    let mut merge = Compaction::new(tables.len(), options);
+    let (mut builder, mut words) = (SsTableBuilder::new(10, 9, kind_of(piece)), Vec::new());
     for (source, (id, _)) in tables.iter().enumerate() {
         merge.begin(source, *id, &Clip::default()).unwrap();
     }
@@ -149,8 +149,8 @@ fn play(data: &[u8]) {
     let mut step = || -> Result<(), MergeError> {
         loop {
             match merge.step(u64::from(budget) + 1, &mut builder, &mut words)? {
-                Progress::Spent => {}
-                Progress::NeedsInput(source) => {
+                CompactionProgress::Spent => {}
+                CompactionProgress::NeedsInput(source) => {
                     let data = &tables[source].1;
                     let end = data.len().min(fed[source] + usize::from(piece) + 1);
                     match &data[fed[source]..end] {
@@ -160,12 +160,12 @@ fn play(data: &[u8]) {
                     fed[source] = end;
                 }
                 progress => {
-                    let next = Builder::new(builder.table() + 1, 9, kind_of(piece));
+                    let next = SsTableBuilder::new(builder.table() + 1, 9, kind_of(piece));
                     let done = std::mem::replace(&mut builder, next);
                     if let Some(meta) = done.finish(2, &mut words) {
                         let id = meta.footer.table;
-                        let run = Run::new(&words[..meta.footer.data_words as usize], id).unwrap();
-                        let mut cursor = Cursor::at_start(&run);
+                        let run = RecordRun::new(&words[..meta.footer.data_words as usize], id).unwrap();
+                        let mut cursor = RecordCursor::at_start(&run);
                         let mut found = Versions::new();
                         while let Some(record) = cursor.next().unwrap() {
                             found.extend([version_of(record)]);
@@ -174,7 +174,7 @@ fn play(data: &[u8]) {
                         merged.extend(found);
                     }
                     words.clear();
-                    if progress == Progress::Done {
+                    if progress == CompactionProgress::Done {
                         return Ok(());
                     }
                 }

@@ -4,8 +4,8 @@
 #![no_main]
 
 use farleaf_fabric::handshake::{
-    Gather, HandshakeError, HandshakeMessage, Identity, Initiator, InitiatorStep, Nonce, Responder,
-    ResponderStep, Role, Token, Wanted,
+    MessageAssembler, HandshakeError, HandshakeMessage, PeerIdentity, Initiator, InitiatorStep, Nonce, Responder,
+    ResponderStep, PeerRole, Token, ExpectedPeer,
 };
 use farleaf_fabric::tcp::frame::{Decoded, MAX_FRAME_BYTES, decode_completion, decode_request};
 use libfuzzer_sys::fuzz_target;
@@ -44,20 +44,20 @@ fn completions(mut data: &[u8]) {
 
 fn sides() -> (Initiator, Responder) {
     let token = Token::new(&[7; 32]).unwrap();
-    let endpoint = Identity { role: Role::ComputeServer, number: 3, epoch: 77 };
-    let server = Identity { role: Role::MemoryServer, number: 1, epoch: 99 };
-    let wanted = Wanted { role: Role::MemoryServer, number: 1 };
+    let endpoint = PeerIdentity { role: PeerRole::ComputeServer, number: 3, epoch: 77 };
+    let server = PeerIdentity { role: PeerRole::MemoryServer, number: 1, epoch: 99 };
+    let wanted = ExpectedPeer { role: PeerRole::MemoryServer, number: 1 };
     let nonce = Nonce::from_bytes;
     (
         Initiator::new(&token, endpoint, 0, wanted, nonce([1; 32]), u64::MAX),
-        Responder::new(&token, server, &[Role::ComputeServer], nonce([2; 32]), u64::MAX),
+        Responder::new(&token, server, &[PeerRole::ComputeServer], nonce([2; 32]), u64::MAX),
     )
 }
 
 /// Sends arbitrary messages in pieces to both sides: neither lets the peer in.
 fn strangers(mut data: &[u8]) {
     let (mut initiator, mut responder) = sides();
-    let mut gather = Gather::default();
+    let mut gather = MessageAssembler::default();
     while let Some((first, rest)) = data.split_first() {
         let count = usize::from(*first).min(rest.len()).min(gather.missing().len());
         gather.missing()[..count].copy_from_slice(&rest[..count]);

@@ -3,8 +3,8 @@
 //! *Thread safety*: none needed; one thread opens and reads a file.
 
 use crate::InputError;
-use crate::content::{self, Content};
-use crate::rows::{Row, RowError, RowReader};
+use crate::content::{self, InputContent};
+use crate::rows::{CsvRow, RowError, RowReader};
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -62,7 +62,7 @@ impl<R: Read> Read for Lines<R> {
 /// The lines of a file of any encoding, without their ends.
 pub(crate) struct LineReader {
     path: PathBuf,
-    content: BufReader<Lines<Content>>,
+    content: BufReader<Lines<InputContent>>,
     line: Vec<u8>,
     number: u64,
 }
@@ -93,24 +93,24 @@ impl LineReader {
 }
 
 /// A CSV file with its first row already read.
-pub(crate) struct Columns {
+pub(crate) struct CsvColumns {
     path: PathBuf,
-    reader: RowReader<Content>,
+    reader: RowReader<InputContent>,
     /// The names of the columns.
     header: Vec<String>,
-    row: Row,
-    /// Set if the first row is data: [`Columns::next_row`] returns it first.
+    row: CsvRow,
+    /// Set if the first row is data: [`CsvColumns::next_row`] returns it first.
     is_first_next: bool,
 }
 
-impl Columns {
+impl CsvColumns {
     /// Opens a file, or stdin for `-`, and reads its first row. Fields have at most
     /// `max_field_bytes`.
     pub(crate) fn open(path: &Path, max_field_bytes: usize) -> Result<Self, InputError> {
         let (path, content) = content::open(path)?;
         let unreadable = |source| InputError::Read { path: path.clone(), source };
         let mut reader = RowReader::new(content, max_field_bytes).map_err(unreadable)?;
-        let mut row = Row::default();
+        let mut row = CsvRow::default();
         reader.read(&mut row).map_err(|error| row_error(&path, error))?;
         let header = row.iter().map(str::to_owned).collect();
         Ok(Self { path, reader, header, row, is_first_next: false })
@@ -233,7 +233,7 @@ mod tests {
     use crate::rows::MAX_FIELD_BYTES;
 
     fn sum(path: &Path) -> Result<u64, InputError> {
-        let mut columns = Columns::open(path, MAX_FIELD_BYTES)?;
+        let mut columns = CsvColumns::open(path, MAX_FIELD_BYTES)?;
         let column = columns.column("n")?;
         let mut sum = 0;
         while columns.next_row()? {

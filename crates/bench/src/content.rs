@@ -5,12 +5,12 @@
 //!   that is not read, such as another compression, are an error that names the form.
 //! - content.F2. The end of the content is the end of the file: a gzip file may have several
 //!   members, and zeros behind the last one, as tapes and block devices leave them. Anything else
-//!   behind a member is an error. Frames of zstd follow each other likewise ([`Frames`]).
+//!   behind a member is an error. Frames of zstd follow each other likewise ([`ZstdFrames`]).
 //!
 //! *Thread safety*: none needed; one thread opens and reads a file.
 
 use crate::InputError;
-use crate::zstd::{self, Frames};
+use crate::zstd::{self, ZstdFrames};
 use flate2::bufread::GzDecoder;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -52,13 +52,13 @@ fn other_form(magic: &[u8]) -> Option<(&'static str, &'static str)> {
 }
 
 /// The bytes of an input, decompressed.
-pub(crate) type Content = Box<dyn Read>;
+pub(crate) type InputContent = Box<dyn Read>;
 
 /// Opens a file, plain or compressed, or stdin for `-`. Also returns the name for messages.
 ///
 /// # Errors
 /// [`InputError`] if the file cannot be opened or read, or has a form that is not read.
-pub(crate) fn open(path: &Path) -> Result<(PathBuf, Content), InputError> {
+pub(crate) fn open(path: &Path) -> Result<(PathBuf, InputContent), InputError> {
     let is_stdin = path == Path::new("-");
     let (name, file): (_, Box<dyn Read>) = match is_stdin {
         true => (PathBuf::from("stdin"), Box::new(io::stdin())),
@@ -76,7 +76,7 @@ fn decompressed(
     name: &Path,
     is_stdin: bool,
     mut file: Box<dyn Read>,
-) -> Result<Content, InputError> {
+) -> Result<InputContent, InputError> {
     let mut magic = Vec::with_capacity(MAGIC_BYTES);
     // A pipe may give these bytes one by one.
     file.by_ref()
@@ -90,19 +90,19 @@ fn decompressed(
     let (is_gzip, is_zstd) = (magic.starts_with(GZIP), zstd::is_frame(&magic));
     let file = BufReader::with_capacity(BUFFER_BYTES, Cursor::new(magic).chain(file));
     Ok(match is_gzip {
-        true => Box::new(Members { open: Some(GzDecoder::new(file)) }),
-        false if is_zstd => Box::new(Frames::new(file)),
+        true => Box::new(GzipMembers { open: Some(GzDecoder::new(file)) }),
+        false if is_zstd => Box::new(ZstdFrames::new(file)),
         false => Box::new(file),
     })
 }
 
 /// The content of a gzip file (content.F2).
-struct Members<R> {
+struct GzipMembers<R> {
     /// The member that is being read; `None` at the end, and after an error.
     open: Option<GzDecoder<R>>,
 }
 
-impl<R: BufRead> Read for Members<R> {
+impl<R: BufRead> Read for GzipMembers<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if into.is_empty() {
             return Ok(0);
@@ -174,9 +174,9 @@ pub(crate) mod tests {
     }
 
     /// Gives its bytes one by one, as a pipe may.
-    struct OneByOne(Cursor<Vec<u8>>);
+    struct SingleByteReader(Cursor<Vec<u8>>);
 
-    impl Read for OneByOne {
+    impl Read for SingleByteReader {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
             let most = into.len().min(1);
             self.0.read(&mut into[..most])
@@ -184,7 +184,7 @@ pub(crate) mod tests {
     }
 
     fn read(bytes: &[u8]) -> Result<String, String> {
-        let file = Box::new(OneByOne(Cursor::new(bytes.to_vec())));
+        let file = Box::new(SingleByteReader(Cursor::new(bytes.to_vec())));
         let content = decompressed(Path::new("x"), false, file);
         let mut content = content.map_err(|error| error.to_string())?;
         let mut text = String::new();
@@ -232,7 +232,7 @@ pub(crate) mod tests {
             assert!(said.starts_with("cannot read x: ") && !said.contains('\n'), "{said}");
         }
         // `xz -dc stdin` was the advice for a pipe.
-        let pipe = Box::new(OneByOne(Cursor::new(b"\xfd7zXZ\0\0".to_vec())));
+        let pipe = Box::new(SingleByteReader(Cursor::new(b"\xfd7zXZ\0\0".to_vec())));
         let said = decompressed(Path::new("stdin"), true, pipe).err().unwrap().to_string();
         assert!(said.starts_with("cannot read stdin: this is xz"), "{said}");
         assert!(said.contains("use `xz -dc FILE | farleaf …`"), "{said}");

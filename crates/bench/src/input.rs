@@ -3,7 +3,7 @@
 //! *Thread safety*: plain values.
 
 use crate::InputError;
-use crate::columns::Columns;
+use crate::columns::CsvColumns;
 use crate::rows::MAX_FIELD_BYTES;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// All records of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Input {
+pub struct RecordInput {
     /// The records, ascending by key, each key once.
     pub records: Vec<(u64, u64)>,
     /// Number of rows whose key occurs again in a later row. Only the last row of each key is used.
@@ -52,21 +52,21 @@ pub struct TextRow<'a> {
 /// file of one or two columns needs no header if its first row consists of numbers: its columns are
 /// then keys and values. If there is no column of values, the value is the row's number, from 0. An
 /// empty file has no rows, and no header.
-pub struct Rows {
-    columns: Columns,
+pub struct InputRows {
+    columns: CsvColumns,
     key: usize,
     value: Option<usize>,
     read: u64,
 }
 
-impl Rows {
+impl InputRows {
     /// Opens a file, plain or compressed with gzip or zstd, or stdin for `-`.
     ///
     /// # Errors
     /// [`InputError`] if the file cannot be read, or if its first row does not identify the
     /// columns.
     pub fn open(path: &Path, options: &CsvOptions) -> Result<Self, InputError> {
-        let mut columns = Columns::open(path, options.max_field_bytes)?;
+        let mut columns = CsvColumns::open(path, options.max_field_bytes)?;
         if columns.width() == 0 {
             return Ok(Self::none(columns));
         }
@@ -87,7 +87,7 @@ impl Rows {
     }
 
     /// The rows of an empty file, like the export of an empty index: none, and no header.
-    fn none(columns: Columns) -> Self {
+    fn none(columns: CsvColumns) -> Self {
         Self { columns, key: 0, value: None, read: 0 }
     }
 
@@ -95,13 +95,13 @@ impl Rows {
     /// file has one or two columns, of keys and values.
     ///
     /// # Errors
-    /// [`InputError`] as for [`Rows::open`].
+    /// [`InputError`] as for [`InputRows::open`].
     pub fn open_text(
         path: &Path,
         options: &CsvOptions,
         has_header: bool,
     ) -> Result<Self, InputError> {
-        let mut columns = Columns::open(path, options.max_field_bytes)?;
+        let mut columns = CsvColumns::open(path, options.max_field_bytes)?;
         if columns.width() == 0 {
             return Ok(Self::none(columns));
         }
@@ -169,7 +169,7 @@ const SAMPLED: usize = 100_000;
 /// # Errors
 /// That of `next`.
 pub fn sample<K: Ord, E>(mut next: impl FnMut() -> Result<Option<K>, E>) -> Result<Vec<K>, E> {
-    let mut sample = Sample::new(SAMPLED);
+    let mut sample = KeySample::new(SAMPLED);
     while let Some(key) = next()? {
         sample.offer(key);
     }
@@ -179,14 +179,14 @@ pub fn sample<K: Ord, E>(mut next: impl FnMut() -> Result<Option<K>, E>) -> Resu
 /// An even sample of keys that come one after the other (algorithm R): each key so far is in it
 /// with the same probability.
 #[derive(Debug)]
-pub struct Sample<K> {
+pub struct KeySample<K> {
     rng: Xoshiro256PlusPlus,
     keys: Vec<K>,
     most: usize,
     offered: u64,
 }
 
-impl<K: Ord> Sample<K> {
+impl<K: Ord> KeySample<K> {
     /// A sample of at most `most` keys.
     pub fn new(most: usize) -> Self {
         let rng = Xoshiro256PlusPlus::seed_from_u64(1);
@@ -215,12 +215,12 @@ impl<K: Ord> Sample<K> {
     }
 }
 
-/// Reads all records of a file ([`Rows`]), which may have none. Rows may come in any order.
+/// Reads all records of a file ([`InputRows`]), which may have none. Rows may come in any order.
 ///
 /// # Errors
 /// [`InputError`] if the file cannot be read, lacks a column, or has a malformed row.
-pub fn read_records(path: &Path, options: &CsvOptions) -> Result<Input, InputError> {
-    let mut rows = Rows::open(path, options)?;
+pub fn read_records(path: &Path, options: &CsvOptions) -> Result<RecordInput, InputError> {
+    let mut rows = InputRows::open(path, options)?;
     let mut records = Vec::new();
     while let Some(record) = rows.next_record()? {
         records.push(record);
@@ -230,7 +230,7 @@ pub fn read_records(path: &Path, options: &CsvOptions) -> Result<Input, InputErr
     records.reverse();
     records.sort_by_key(|(key, _)| *key);
     records.dedup_by_key(|(key, _)| *key);
-    Ok(Input { duplicates: (rows - records.len()) as u64, records })
+    Ok(RecordInput { duplicates: (rows - records.len()) as u64, records })
 }
 
 #[cfg(test)]
@@ -259,7 +259,7 @@ mod tests {
     fn text_has_a_header_unless_it_is_said_to_have_none() {
         let read = |name: &str, content: &[u8], options: &CsvOptions, has_header| {
             let file = TestFile::new(name, content);
-            let mut rows = Rows::open_text(file.path(), options, has_header)?;
+            let mut rows = InputRows::open_text(file.path(), options, has_header)?;
             let mut read = Vec::new();
             while let Some(TextRow { key, value, number }) = rows.next_text()? {
                 read.push(format!("{key}={}", value.map_or(number.to_string(), str::to_owned)));
@@ -287,7 +287,7 @@ mod tests {
     fn text_is_what_was_written_or_refused() {
         let read = |content: &[u8]| {
             let file = TestFile::new("written.csv", content);
-            let mut rows = Rows::open_text(file.path(), &CsvOptions::default(), true).unwrap();
+            let mut rows = InputRows::open_text(file.path(), &CsvOptions::default(), true).unwrap();
             let mut read = Vec::new();
             while let Some(TextRow { key, value, .. }) =
                 rows.next_text().map_err(|error| error.to_string())?
@@ -318,11 +318,11 @@ mod tests {
         for content in [&b""[..], b"\n\r\n", b"\xef\xbb\xbf", &packed, &frame] {
             let file = TestFile::new(&format!("void-{}.csv", content.len()), content);
             for options in [CsvOptions::default(), named("k", Some("v"))] {
-                let mut rows = Rows::open(file.path(), &options).unwrap();
+                let mut rows = InputRows::open(file.path(), &options).unwrap();
                 assert_eq!(rows.next_record().unwrap(), None);
                 assert!(read_records(file.path(), &options).unwrap().records.is_empty());
                 for has_header in [false, true] {
-                    let mut rows = Rows::open_text(file.path(), &options, has_header).unwrap();
+                    let mut rows = InputRows::open_text(file.path(), &options, has_header).unwrap();
                     assert_eq!(rows.next_text().unwrap(), None);
                 }
             }
@@ -358,7 +358,7 @@ mod tests {
         let rows: String = (0..250_000).map(|key| format!("{}\n", key * 3)).collect();
         let file = TestFile::new("many.csv", rows.as_bytes());
         let keys_of = |file: &TestFile| {
-            let mut rows = Rows::open(file.path(), &CsvOptions::default()).unwrap();
+            let mut rows = InputRows::open(file.path(), &CsvOptions::default()).unwrap();
             sample(|| Ok::<_, InputError>(rows.next_record()?.map(|(key, _)| key))).unwrap()
         };
         let keys = keys_of(&file);

@@ -12,13 +12,13 @@ use farleaf_fabric::sync::Arc;
 /// The keys that an index is loaded with, by position, counted from 0.
 #[derive(Clone, Debug)]
 pub struct KeySpace {
-    keys: Keys,
+    keys: KeySpaceKind,
     /// The position of the widest gap, for new keys that fit nowhere else.
     widest: u64,
 }
 
 #[derive(Clone, Debug)]
-enum Keys {
+enum KeySpaceKind {
     /// `n` evenly spaced keys, computed instead of stored. `step` and `rest` are the quotient and
     /// remainder of 2^64 by `n`, or 1 and 0 for dense keys.
     Spread { n: u64, step: u64, rest: u64 },
@@ -40,7 +40,7 @@ impl KeySpace {
         // With a single key, only position 0 is used, so the step does not matter.
         let step = u64::try_from(all / u128::from(n)).unwrap_or(u64::MAX);
         let rest = (all % u128::from(n)) as u64;
-        Self { keys: Keys::Spread { n, step, rest }, widest: n - 1 }
+        Self { keys: KeySpaceKind::Spread { n, step, rest }, widest: n - 1 }
     }
 
     /// The keys from 0 up to `n`, without gaps. Each value is a hash of its key.
@@ -49,14 +49,14 @@ impl KeySpace {
     /// If `n` is 0.
     pub fn dense(n: u64) -> Self {
         assert!(n > 0, "a key space has at least one key");
-        Self { keys: Keys::Spread { n, step: 1, rest: 0 }, widest: n - 1 }
+        Self { keys: KeySpaceKind::Spread { n, step: 1, rest: 0 }, widest: n - 1 }
     }
 
     /// Distance between neighbouring keys, rounded down; 1 for listed keys.
     pub fn spacing(&self) -> u64 {
         match &self.keys {
-            Keys::Spread { step, .. } => *step,
-            Keys::Listed { .. } => 1,
+            KeySpaceKind::Spread { step, .. } => *step,
+            KeySpaceKind::Listed { .. } => 1,
         }
     }
 
@@ -68,7 +68,7 @@ impl KeySpace {
         }
         let keys = records.iter().map(|(key, _)| *key).collect();
         let values = records.iter().map(|(_, value)| *value).collect();
-        let mut space = Self { keys: Keys::Listed { keys, values }, widest: 0 };
+        let mut space = Self { keys: KeySpaceKind::Listed { keys, values }, widest: 0 };
         space.widest = (0..space.len()).max_by_key(|place| space.gap(*place)).unwrap_or(0);
         Some(space)
     }
@@ -77,8 +77,8 @@ impl KeySpace {
     #[expect(clippy::len_without_is_empty, reason = "a key space is never empty")]
     pub fn len(&self) -> u64 {
         match &self.keys {
-            Keys::Spread { n, .. } => *n,
-            Keys::Listed { keys, .. } => keys.len() as u64,
+            KeySpaceKind::Spread { n, .. } => *n,
+            KeySpaceKind::Listed { keys, .. } => keys.len() as u64,
         }
     }
 
@@ -90,7 +90,7 @@ impl KeySpace {
     pub fn key(&self, place: u64) -> u64 {
         match &self.keys {
             // place * 2^64 / n, avoiding the slow 128-bit division where possible.
-            Keys::Spread { n, step, rest } => {
+            KeySpaceKind::Spread { n, step, rest } => {
                 debug_assert!(place < *n, "place {place} of {n}");
                 place * step
                     + match *n <= 1 << 32 {
@@ -98,7 +98,7 @@ impl KeySpace {
                         false => (u128::from(place) * u128::from(*rest) / u128::from(*n)) as u64,
                     }
             }
-            Keys::Listed { keys, .. } => keys[place as usize],
+            KeySpaceKind::Listed { keys, .. } => keys[place as usize],
         }
     }
 
@@ -127,8 +127,8 @@ impl KeySpace {
     #[inline]
     pub fn value(&self, place: u64) -> u64 {
         match &self.keys {
-            Keys::Spread { .. } => mix64(self.key(place)),
-            Keys::Listed { values, .. } => values[place as usize],
+            KeySpaceKind::Spread { .. } => mix64(self.key(place)),
+            KeySpaceKind::Listed { values, .. } => values[place as usize],
         }
     }
 

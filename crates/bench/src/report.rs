@@ -46,9 +46,9 @@ pub struct Report {
     /// Average cost of an operation.
     pub per_operation: PerOperation,
     /// The caches' counters, and their size at the end.
-    pub cache: Cache,
+    pub cache: CacheReport,
     /// Memory of the index, at the end.
-    pub memory: Memory,
+    pub memory: MemoryReport,
     /// Operations that failed.
     pub errors: u64,
     /// Operations that found no record or, for insertions, an existing one.
@@ -88,7 +88,7 @@ pub struct Report {
     pub compute_server_shares: Vec<f64>,
     /// Changes made while the clients ran.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub changes: Vec<Changed>,
+    pub changes: Vec<ReshapeReport>,
     /// Operations over time, if recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Timeline>,
@@ -120,7 +120,7 @@ pub struct Report {
     pub page_bytes: Option<u64>,
     /// Value blocks, of byte strings, if they were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blocks: Option<ValueBlocks>,
+    pub blocks: Option<ValueBlockReport>,
     /// Successful lookups and scans among the operations.
     #[serde(default)]
     pub lookups: u64,
@@ -134,7 +134,7 @@ pub struct Report {
 
 /// The settings of value blocks, and how their cache was used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct ValueBlocks {
+pub struct ValueBlockReport {
     /// Longer values are in blocks.
     pub inline_bytes: u64,
     /// The part of `cache_bytes_per_compute_server` that is for blocks, in percent; 0 for designs
@@ -162,7 +162,7 @@ pub struct HotspotShifted {
 
 /// A move of keys or the addition of a memory server, made or attempted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Changed {
+pub struct ReshapeReport {
     /// When it began, from the start of the measurement.
     pub at_ns: u64,
     /// A short description, or the error.
@@ -181,7 +181,7 @@ pub struct Changed {
     pub done: bool,
 }
 
-impl From<&AppliedChange> for Changed {
+impl From<&AppliedChange> for ReshapeReport {
     fn from(made: &AppliedChange) -> Self {
         let done = made.outcome.as_ref().ok().copied();
         let Reshaped { took_ns, writes, bytes_written, moved, .. } = done.unwrap_or_default();
@@ -249,7 +249,7 @@ impl PerOperation {
 
 /// Cache counters and size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Cache {
+pub struct CacheReport {
     /// Fraction of leaf lookups that found the leaf in the cache.
     pub hit_ratio: f64,
     /// Bytes in use, over all compute servers.
@@ -278,7 +278,7 @@ pub struct Cache {
 
 /// Memory of the index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Memory {
+pub struct MemoryReport {
     /// Bytes allocated as chunks, over all memory servers, or on the single machine.
     pub pool_bytes_allocated: u64,
     /// `pool_bytes_allocated` divided by the keys in the index.
@@ -334,7 +334,7 @@ impl Report {
             doorbells: per_operation(counters.doorbells),
         };
         let cache = &measured.cache;
-        self.cache = Cache {
+        self.cache = CacheReport {
             hit_ratio: cache.hit_ratio(),
             bytes_used: self.cache.bytes_used,
             leaf_hits: per_operation(cache.leaf_hits),
@@ -365,7 +365,7 @@ impl Report {
         }
         self.compute_server_shares =
             measured.timeline.as_ref().map(Timeline::shares).unwrap_or_default();
-        self.changes = measured.changes.iter().map(Changed::from).collect();
+        self.changes = measured.changes.iter().map(ReshapeReport::from).collect();
         self.timeline = measured.timeline.clone();
         self
     }
@@ -394,7 +394,7 @@ impl Report {
     pub fn with_memory(mut self, usage: &[Usage], local_bytes: u64, records: u64) -> Self {
         let on_servers: u64 = usage.iter().map(|usage| usage.allocated_bytes).sum();
         let allocated = on_servers + local_bytes;
-        self.memory = Memory {
+        self.memory = MemoryReport {
             pool_bytes_allocated: allocated,
             pool_bytes_per_key: allocated as f64 / records.max(1) as f64,
             local_bytes,
@@ -459,7 +459,11 @@ mod tests {
         assert!(!json.contains("blocks"), "{json}");
         let asked = Report {
             timeline: Some(Timeline::default()),
-            blocks: Some(ValueBlocks { inline_bytes: 200, hits: 0.5, ..ValueBlocks::default() }),
+            blocks: Some(ValueBlockReport {
+                inline_bytes: 200,
+                hits: 0.5,
+                ..ValueBlockReport::default()
+            }),
             ..Report::default()
         };
         assert_eq!(serde_json::from_str::<Report>(&asked.to_json()).unwrap(), asked);

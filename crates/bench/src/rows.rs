@@ -5,8 +5,8 @@
 //! - rows.C1. A field within quotes is exactly what is between them, with `""` for a quote. Blanks
 //!   before and behind the quotes do not belong to it. Anything else there is an error, and so is a
 //!   quote within a field that does not begin with one, and one that is not closed.
-//! - rows.C2. Blanks at the ends of a field without quotes are not part of [`Row::field`], and
-//!   [`Row::exact`] tells that there were some.
+//! - rows.C2. Blanks at the ends of a field without quotes are not part of [`CsvRow::field`], and
+//!   [`CsvRow::exact`] tells that there were some.
 //! - rows.C3. A row takes memory in proportion to the longest field allowed, whatever the file has.
 //!
 //! Rows end with LF, CR LF or CR, and empty lines are no rows. The crate `csv` has no such mode: it
@@ -53,13 +53,13 @@ struct Field {
 
 /// A row of text.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Row {
+pub(crate) struct CsvRow {
     text: String,
     fields: Vec<Field>,
     line: u64,
 }
 
-impl Row {
+impl CsvRow {
     /// Number of fields.
     pub(crate) fn len(&self) -> usize {
         self.fields.len()
@@ -89,7 +89,7 @@ impl Row {
 
 /// What precedes the next byte of a field.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum FieldState {
     /// Nothing but blanks.
     Start { has_blanks: bool },
     /// Text without quotes.
@@ -103,10 +103,10 @@ enum Place {
 }
 
 /// The row that is being read.
-struct Open {
+struct OpenRow {
     bytes: Vec<u8>,
     fields: Vec<Field>,
-    place: Place,
+    place: FieldState,
     /// Where the current field begins in `bytes`, and its line.
     begin: usize,
     begin_line: u64,
@@ -130,17 +130,17 @@ fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t')
 }
 
-impl Open {
+impl OpenRow {
     /// Whether there is nothing yet: at its end, the line is empty.
     fn is_empty(&self) -> bool {
-        self.fields.is_empty() && self.place == Place::Start { has_blanks: false }
+        self.fields.is_empty() && self.place == FieldState::Start { has_blanks: false }
     }
 
     fn push(&mut self, byte: u8, most: usize) -> Result<(), RowError> {
         self.bytes.push(byte);
         if self.bytes.len() - self.begin > most {
             let open =
-                if self.place == Place::Quoted { ", or its quote is not closed" } else { "" };
+                if self.place == FieldState::Quoted { ", or its quote is not closed" } else { "" };
             let problem = format!(
                 "a field has more than {most} bytes{open}; `load --max-field-bytes` takes longer ones"
             );
@@ -156,24 +156,24 @@ impl Open {
     /// Ends the current field.
     fn end_field(&mut self, line: u64) -> Result<(), RowError> {
         let is_trimmed = match self.place {
-            Place::Start { has_blanks } => has_blanks,
-            Place::Plain { has_blanks } => {
+            FieldState::Start { has_blanks } => has_blanks,
+            FieldState::Plain { has_blanks } => {
                 let text = self.bytes.iter().rposition(|byte| !is_blank(*byte));
                 let end = text.map_or(0, |last| last + 1).max(self.begin);
                 let has_more = end < self.bytes.len();
                 self.bytes.truncate(end);
                 has_blanks || has_more
             }
-            Place::Quoted => {
+            FieldState::Quoted => {
                 return malformed(self.begin_line, "a quote is not closed");
             }
-            Place::Quote | Place::Closed => false,
+            FieldState::Quote | FieldState::Closed => false,
         };
         if self.fields.len() == MAX_FIELDS {
             return malformed(line, format!("a row has more than {MAX_FIELDS} fields"));
         }
         self.fields.push(Field { end: self.bytes.len(), is_trimmed });
-        self.place = Place::Start { has_blanks: false };
+        self.place = FieldState::Start { has_blanks: false };
         self.begin = self.bytes.len();
         self.begin_line = line;
         Ok(())
@@ -182,32 +182,34 @@ impl Open {
     /// Takes a byte that is neither a comma nor the end of a line, except within quotes.
     fn take(&mut self, byte: u8, line: u64, most: usize) -> Result<(), RowError> {
         self.place = match (self.place, byte) {
-            (Place::Start { .. }, b'"') => {
+            (FieldState::Start { .. }, b'"') => {
                 self.begin_line = line;
-                Place::Quoted
+                FieldState::Quoted
             }
-            (Place::Start { .. }, byte) if is_blank(byte) => Place::Start { has_blanks: true },
-            (Place::Start { has_blanks } | Place::Plain { has_blanks }, byte) => {
+            (FieldState::Start { .. }, byte) if is_blank(byte) => {
+                FieldState::Start { has_blanks: true }
+            }
+            (FieldState::Start { has_blanks } | FieldState::Plain { has_blanks }, byte) => {
                 if byte == b'"' {
                     let problem = "a quote within a field that does not begin with one: put the \
                                    field into quotes, and write \"\" for each quote in it";
                     return malformed(line, problem);
                 }
-                self.place = Place::Plain { has_blanks };
+                self.place = FieldState::Plain { has_blanks };
                 self.push(byte, most)?;
                 self.place
             }
-            (Place::Quoted, b'"') => Place::Quote,
-            (Place::Quoted, byte) => {
+            (FieldState::Quoted, b'"') => FieldState::Quote,
+            (FieldState::Quoted, byte) => {
                 self.push(byte, most)?;
-                Place::Quoted
+                FieldState::Quoted
             }
-            (Place::Quote, b'"') => {
+            (FieldState::Quote, b'"') => {
                 self.push(byte, most)?;
-                Place::Quoted
+                FieldState::Quoted
             }
-            (Place::Quote | Place::Closed, byte) if is_blank(byte) => Place::Closed,
-            (Place::Quote | Place::Closed, _) => {
+            (FieldState::Quote | FieldState::Closed, byte) if is_blank(byte) => FieldState::Closed,
+            (FieldState::Quote | FieldState::Closed, _) => {
                 let problem =
                     "text behind the closing quote of a field: write \"\" for a quote in it";
                 return malformed(line, problem);
@@ -233,14 +235,14 @@ impl<R: Read> RowReader<R> {
     }
 
     /// Reads the next row into `row`; `false` at the end of the file.
-    pub(crate) fn read(&mut self, row: &mut Row) -> Result<bool, RowError> {
+    pub(crate) fn read(&mut self, row: &mut CsvRow) -> Result<bool, RowError> {
         let mut bytes = std::mem::take(&mut row.text).into_bytes();
         let mut fields = std::mem::take(&mut row.fields);
         bytes.clear();
         fields.clear();
-        let place = Place::Start { has_blanks: false };
+        let place = FieldState::Start { has_blanks: false };
         row.line = self.line;
-        let mut open = Open { bytes, fields, place, begin: 0, begin_line: self.line };
+        let mut open = OpenRow { bytes, fields, place, begin: 0, begin_line: self.line };
         while !self.read_some(&mut open, row)? {}
         if open.fields.is_empty() {
             return Ok(false);
@@ -258,7 +260,7 @@ impl<R: Read> RowReader<R> {
     }
 
     /// Continues with the bytes that are there; returns whether the row, or the file, has ended.
-    fn read_some(&mut self, open: &mut Open, row: &mut Row) -> Result<bool, RowError> {
+    fn read_some(&mut self, open: &mut OpenRow, row: &mut CsvRow) -> Result<bool, RowError> {
         let bytes = match self.input.fill_buf() {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),
@@ -278,7 +280,7 @@ impl<R: Read> RowReader<R> {
             if is_of_cr {
                 continue;
             }
-            let is_quoted = open.place == Place::Quoted;
+            let is_quoted = open.place == FieldState::Quoted;
             match byte {
                 b'\n' | b'\r' if !is_quoted => {
                     self.is_behind_cr = byte == b'\r';
@@ -308,9 +310,9 @@ mod tests {
     use super::*;
 
     /// Gives a few bytes at a time, so that all states meet the ends of buffers.
-    struct Few<'a>(&'a [u8]);
+    struct FewBytesReader<'a>(&'a [u8]);
 
-    impl Read for Few<'_> {
+    impl Read for FewBytesReader<'_> {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
             let most = into.len().min(2);
             self.0.read(&mut into[..most])
@@ -322,8 +324,8 @@ mod tests {
 
     /// The rows of `file`, by fields, or the line and the problem of the first bad one.
     fn rows_of(file: &[u8], most: usize) -> Result<Vec<Numbered>, (u64, String)> {
-        let mut reader = RowReader::new(Few(file), most).unwrap();
-        let (mut row, mut rows) = (Row::default(), Vec::new());
+        let mut reader = RowReader::new(FewBytesReader(file), most).unwrap();
+        let (mut row, mut rows) = (CsvRow::default(), Vec::new());
         loop {
             match reader.read(&mut row) {
                 Ok(true) => rows.push((row.line(), row.iter().map(str::to_owned).collect())),
@@ -381,7 +383,7 @@ mod tests {
     #[test]
     fn blanks_that_were_left_out_are_known() {
         let mut reader = RowReader::new(&b"a, b,c ,  ,\" d \", \"e\" ,\n"[..], 100).unwrap();
-        let mut row = Row::default();
+        let mut row = CsvRow::default();
         assert!(reader.read(&mut row).unwrap());
         let exact: Vec<Option<&str>> = (0..row.len()).map(|place| row.exact(place)).collect();
         assert_eq!(exact, [Some("a"), None, None, None, Some(" d "), Some("e"), Some("")]);

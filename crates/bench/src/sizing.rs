@@ -46,16 +46,16 @@ impl RecordBytes {
 }
 
 /// Maximum size of a pool: offsets on a memory server have 48 bits.
-pub const MOST_POOL_BYTES: u64 = 1 << 47;
+pub const MAX_POOL_BYTES: u64 = 1 << 47;
 
 /// Minimum size of a pool: a smaller one has no room for the superblock and a few chunks.
-const LEAST_POOL_BYTES: u64 = 4 << 20;
+const MIN_POOL_BYTES: u64 = 4 << 20;
 
 /// The records or the options ask for a pool that no memory server can have.
 #[derive(Clone, Copy, Debug, Error)]
 #[error(
-    "a memory server's pool of {bytes} bytes is out of range: {LEAST_POOL_BYTES} to \
-     {MOST_POOL_BYTES}"
+    "a memory server's pool of {bytes} bytes is out of range: {MIN_POOL_BYTES} to \
+     {MAX_POOL_BYTES}"
 )]
 pub struct PoolSizeError {
     /// The size.
@@ -90,7 +90,7 @@ pub fn pool_bytes(
 /// [`PoolSizeError`].
 pub fn whole_pool_bytes(bytes: u64) -> Result<usize, PoolSizeError> {
     let error = PoolSizeError { bytes };
-    if !(LEAST_POOL_BYTES..=MOST_POOL_BYTES).contains(&bytes) {
+    if !(MIN_POOL_BYTES..=MAX_POOL_BYTES).contains(&bytes) {
         return Err(error);
     }
     usize::try_from(bytes.next_multiple_of(1 << 20)).map_err(|_| error)

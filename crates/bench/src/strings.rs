@@ -1,8 +1,8 @@
 //! Byte strings for the numbers that workloads draw: keys in the forms of published benchmarks or
 //! from a file, and values of any length.
 //!
-//! Streams and drivers refer to keys by number ([`KeySpace::spread`]). [`Strings`] converts them to
-//! byte strings when the index is called, and converts the results back to numbers.
+//! Streams and drivers refer to keys by number ([`KeySpace::spread`]). [`StringForm`] converts them
+//! to byte strings when the index is called, and converts the results back to numbers.
 //!
 //! *Invariants*
 //! - strings.T1. Keys have the order of their numbers, and different numbers have different keys.
@@ -97,7 +97,7 @@ pub enum StringsError {
 }
 
 #[derive(Debug)]
-enum Loaded {
+enum LoadedStrings {
     /// A prefix followed by this many digits.
     Digits { prefix: &'static str, digits: usize },
     /// The lines used, ascending and without duplicates, and how many keys each of them stands for.
@@ -107,8 +107,8 @@ enum Loaded {
 
 /// Byte strings in the pages of a layout with `WORDS` words.
 #[derive(Clone, Debug)]
-pub struct Strings<const WORDS: usize> {
-    loaded: Arc<Loaded>,
+pub struct StringForm<const WORDS: usize> {
+    loaded: Arc<LoadedStrings>,
     keys: KeySpace,
     value_bytes: (usize, usize),
     /// Values longer than this are in blocks. `None` if no values are.
@@ -119,7 +119,7 @@ pub struct Strings<const WORDS: usize> {
 /// The name of everything found, if results are not decoded.
 const FOUND: u64 = 0;
 
-impl<const WORDS: usize> Strings<WORDS> {
+impl<const WORDS: usize> StringForm<WORDS> {
     /// Creates `n` keys of this form, and values with lengths in this range. If `grows`, keys will
     /// be added later, and they are longer than loaded ones.
     ///
@@ -137,7 +137,7 @@ impl<const WORDS: usize> Strings<WORDS> {
         Self::with_blocks(form, n, value_bytes, None, grows)
     }
 
-    /// Like [`Strings::new`], but for an index that keeps values of more than `inline_bytes` in
+    /// Like [`StringForm::new`], but for an index that keeps values of more than `inline_bytes` in
     /// blocks, if that is set.
     ///
     /// # Errors
@@ -153,16 +153,16 @@ impl<const WORDS: usize> Strings<WORDS> {
         grows: bool,
     ) -> Result<Self, StringsError> {
         let loaded = match form {
-            KeyForm::Ycsb => Loaded::Digits { prefix: "user", digits: 19 },
-            KeyForm::Dlsm => Loaded::Digits { prefix: "", digits: 20 },
-            KeyForm::Urls => tiled(urls(n.min(MOST_URLS)), n),
+            KeyForm::Ycsb => LoadedStrings::Digits { prefix: "user", digits: 19 },
+            KeyForm::Dlsm => LoadedStrings::Digits { prefix: "", digits: 20 },
+            KeyForm::Urls => tiled(urls(n.min(MAX_URLS)), n),
             KeyForm::File(path) => lines_of(path, n)?,
         };
         Self::of(loaded, n, value_bytes, inline_bytes, grows)
     }
 
     fn of(
-        loaded: Loaded,
+        loaded: LoadedStrings,
         n: u64,
         value_bytes: RangeInclusive<usize>,
         inline_bytes: Option<usize>,
@@ -185,7 +185,7 @@ impl<const WORDS: usize> Strings<WORDS> {
     }
 
     /// These keys, which must ascend strictly, instead of generated ones; the rest as for
-    /// [`Strings::with_blocks`].
+    /// [`StringForm::with_blocks`].
     ///
     /// # Errors
     /// [`StringsError`].
@@ -200,7 +200,7 @@ impl<const WORDS: usize> Strings<WORDS> {
     ) -> Result<Self, StringsError> {
         debug_assert!(keys.is_sorted_by(|left, right| left < right), "T1");
         let n = keys.len() as u64;
-        let loaded = Loaded::Lines { lines: keys, tiles: 1, digits: 0 };
+        let loaded = LoadedStrings::Lines { lines: keys, tiles: 1, digits: 0 };
         Self::of(loaded, n, value_bytes, inline_bytes, grows)
     }
 
@@ -221,8 +221,8 @@ impl<const WORDS: usize> Strings<WORDS> {
     /// Average length of a loaded key and of its value, in bytes.
     pub fn record_bytes(&self) -> (f64, f64) {
         let key = match &*self.loaded {
-            Loaded::Digits { prefix, digits } => (prefix.len() + digits) as f64,
-            Loaded::Lines { lines, tiles, digits } => {
+            LoadedStrings::Digits { prefix, digits } => (prefix.len() + digits) as f64,
+            LoadedStrings::Lines { lines, tiles, digits } => {
                 let [before @ .., last] = &lines[..] else { return (0.0, 0.0) };
                 let before: u64 = before.iter().map(|line| line.len() as u64 * tiles).sum();
                 let of_last = self.keys.len() - (lines.len() as u64 - 1) * tiles;
@@ -257,8 +257,8 @@ impl<const WORDS: usize> Strings<WORDS> {
 
     fn most_key_bytes(&self) -> usize {
         match &*self.loaded {
-            Loaded::Digits { prefix, digits } => prefix.len() + digits,
-            Loaded::Lines { lines, digits, .. } => {
+            LoadedStrings::Digits { prefix, digits } => prefix.len() + digits,
+            LoadedStrings::Lines { lines, digits, .. } => {
                 lines.iter().map(Vec::len).max().unwrap_or(0) + tile_bytes(*digits)
             }
         }
@@ -267,12 +267,12 @@ impl<const WORDS: usize> Strings<WORDS> {
     /// The loaded key at a position.
     fn loaded_key(&self, place: u64) -> Vec<u8> {
         match &*self.loaded {
-            Loaded::Digits { prefix, digits } => {
+            LoadedStrings::Digits { prefix, digits } => {
                 // 64 bits have up to 20 digits.
                 let number = self.keys.key(place) >> (20 - digits);
                 format!("{prefix}{number:0digits$}").into_bytes()
             }
-            Loaded::Lines { lines, tiles, digits } => {
+            LoadedStrings::Lines { lines, tiles, digits } => {
                 let mut key = lines[(place / tiles) as usize].clone();
                 if *digits > 0 {
                     key.push(TILE);
@@ -289,7 +289,7 @@ fn tile_bytes(digits: usize) -> usize {
     if digits > 0 { 1 + digits } else { 0 }
 }
 
-fn lines_of(path: &PathBuf, n: u64) -> Result<Loaded, StringsError> {
+fn lines_of(path: &PathBuf, n: u64) -> Result<LoadedStrings, StringsError> {
     let text =
         std::fs::read(path).map_err(|error| StringsError::File { path: path.clone(), error })?;
     let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
@@ -304,7 +304,7 @@ fn lines_of(path: &PathBuf, n: u64) -> Result<Loaded, StringsError> {
 }
 
 /// Creates `n` keys from lines in any order.
-fn tiled(mut lines: Vec<Vec<u8>>, n: u64) -> Loaded {
+fn tiled(mut lines: Vec<Vec<u8>>, n: u64) -> LoadedStrings {
     lines.sort_unstable();
     lines.dedup();
     let tiles = n.div_ceil(lines.len() as u64);
@@ -312,11 +312,11 @@ fn tiled(mut lines: Vec<Vec<u8>>, n: u64) -> Loaded {
     let (used, all) = (u128::from(n.div_ceil(tiles)), lines.len() as u128);
     let place = |number: u128| (number * all / used) as usize;
     let lines = (0..used).map(|number| std::mem::take(&mut lines[place(number)])).collect();
-    Loaded::Lines { lines, tiles, digits }
+    LoadedStrings::Lines { lines, tiles, digits }
 }
 
 /// Maximum number of generated addresses, as many as a toolchain's documentation has pages.
-const MOST_URLS: u64 = 50_000;
+const MAX_URLS: u64 = 50_000;
 
 /// Distinct addresses, each with a host, one to four folders and a page. A few hosts and folders
 /// contain most of them.
@@ -355,7 +355,7 @@ fn urls(count: u64) -> Vec<Vec<u8>> {
     (0..count).map(url).collect()
 }
 
-impl<const WORDS: usize> Naming<Bytes<WORDS>> for Strings<WORDS> {
+impl<const WORDS: usize> Naming<Bytes<WORDS>> for StringForm<WORDS> {
     /// The key of a new number is the preceding loaded key, followed by the distance from it.
     fn key_named(&self, name: u64) -> Vec<u8> {
         let Some((place, behind)) = self.keys.place_of(name) else { return Vec::new() };
@@ -416,7 +416,7 @@ mod tests {
         numbers
     }
 
-    fn keep_order_and_names(strings: &Strings<128>) {
+    fn keep_order_and_names(strings: &StringForm<128>) {
         let numbers = numbers(strings.keys());
         let keys: Vec<_> = numbers.iter().map(|number| strings.key_named(*number)).collect();
         assert!(keys.is_sorted_by(|a, b| a < b), "T1");
@@ -440,15 +440,15 @@ mod tests {
             [KeyForm::Ycsb, KeyForm::Dlsm, KeyForm::Urls, KeyForm::File(file.path().into())];
         for form in forms {
             for n in [1, 3, 6, 7, 1000, 4321] {
-                keep_order_and_names(&Strings::new(&form, n, 8..=40, true).unwrap());
+                keep_order_and_names(&StringForm::new(&form, n, 8..=40, true).unwrap());
             }
         }
     }
 
     #[test]
     fn records_have_the_published_lengths() {
-        let ycsb = Strings::<512>::new(&KeyForm::Ycsb, 100, 900..=900, true).unwrap();
-        let dlsm = Strings::<128>::new(&KeyForm::Dlsm, 100, 8..=16, true).unwrap();
+        let ycsb = StringForm::<512>::new(&KeyForm::Ycsb, 100, 900..=900, true).unwrap();
+        let dlsm = StringForm::<128>::new(&KeyForm::Dlsm, 100, 8..=16, true).unwrap();
         assert_eq!((ycsb.record_bytes(), dlsm.record_bytes()), ((23.0, 900.0), (20.0, 12.0)));
         let first = ycsb.key_named(ycsb.keys().key(1));
         assert_eq!((first.len(), &first[..4]), (23, &b"user"[..]));
@@ -464,7 +464,7 @@ mod tests {
         let file = TestFile::new("lengths", b"aa\nb\ncccc\nd\nee\nf\n");
         let form = KeyForm::File(file.path().into());
         for n in [1, 3, 4, 6, 7, 11, 100] {
-            let strings = Strings::<128>::new(&form, n, 8..=8, false).unwrap();
+            let strings = StringForm::<128>::new(&form, n, 8..=8, false).unwrap();
             let keys: Vec<_> = strings.keys().records().map(|(key, _)| key).collect();
             let lengths: Vec<_> = keys.iter().map(|key| strings.key_named(*key).len()).collect();
             let average = lengths.iter().sum::<usize>() as f64 / n as f64;
@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn generated_addresses_share_most_of_their_bytes() {
-        let urls = Strings::<128>::new(&KeyForm::Urls, 20_000, 8..=8, true).unwrap();
+        let urls = StringForm::<128>::new(&KeyForm::Urls, 20_000, 8..=8, true).unwrap();
         let keys: Vec<_> = urls.keys().records().map(|(key, _)| urls.key_named(key)).collect();
         let shared = |pair: &[Vec<u8>]| {
             pair[0].iter().zip(&pair[1]).take_while(|(one, other)| one == other).count()
@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn a_mixture_of_values_has_no_name() {
-        let strings = Strings::<128>::new(&KeyForm::Dlsm, 10, 40..=40, true).unwrap();
+        let strings = StringForm::<128>::new(&KeyForm::Dlsm, 10, 40..=40, true).unwrap();
         let (one, other) = (strings.value_named(1), strings.value_named(2));
         for at in 1..40 {
             let mixed: Vec<_> = one[..at].iter().chain(&other[at..]).copied().collect();
@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn what_cannot_be_made_is_an_error() {
         let error = |form: &KeyForm, values| {
-            Strings::<128>::new(form, 10, values, true).map(|_| ()).unwrap_err().to_string()
+            StringForm::<128>::new(form, 10, values, true).map(|_| ()).unwrap_err().to_string()
         };
         assert_eq!(error(&KeyForm::Ycsb, 7..=9), "values must have at least 8 bytes");
         let long = error(&KeyForm::Ycsb, 8..=900);

@@ -20,14 +20,14 @@ pub(crate) fn is_frame(start: &[u8]) -> bool {
 }
 
 /// The content of zstd frames.
-pub(crate) struct Frames<R> {
+pub(crate) struct ZstdFrames<R> {
     inner: R,
     decoder: FrameDecoder,
     /// Whether the decoder is within a frame.
     is_open: bool,
 }
 
-impl<R: BufRead> Frames<R> {
+impl<R: BufRead> ZstdFrames<R> {
     pub(crate) fn new(inner: R) -> Self {
         Self { inner, decoder: FrameDecoder::new(), is_open: false }
     }
@@ -62,7 +62,7 @@ fn failed(error: &FrameDecoderError) -> io::Error {
     io::Error::other(format!("zstd: {error}"))
 }
 
-impl<R: BufRead> Read for Frames<R> {
+impl<R: BufRead> Read for ZstdFrames<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if into.is_empty() {
             return Ok(0);
@@ -97,7 +97,7 @@ mod tests {
 
     fn decompressed(content: &[u8]) -> io::Result<Vec<u8>> {
         let mut plain = Vec::new();
-        Frames::new(content).read_to_end(&mut plain).map(|_| plain)
+        ZstdFrames::new(content).read_to_end(&mut plain).map(|_| plain)
     }
 
     #[test]

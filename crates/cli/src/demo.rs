@@ -3,7 +3,9 @@
 
 use crate::heartbeat::Heartbeat;
 use clap::Args;
-use farleaf_bench::driver::{Amount, Form, Numbers, Reshaping, Run, Testbed, memory_servers};
+use farleaf_bench::driver::{
+    BenchRun, KeyValueForm, NumberForm, Reshaping, Testbed, WorkAmount, memory_servers,
+};
 use farleaf_bench::input::{CsvOptions, read_records};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
@@ -11,7 +13,7 @@ use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_bench::sizing::{
     NUMBERS_IN_PAGE, RecordBytes, lsm_options, pool_bytes, string_bytes_in_page, string_weights,
 };
-use farleaf_bench::strings::{KeyForm, Strings};
+use farleaf_bench::strings::{KeyForm, StringForm};
 use farleaf_bench::table::narrow_table;
 use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
 use farleaf_command_line::exit::check_errors;
@@ -21,13 +23,13 @@ use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions, EntryWeights, spreading_level};
 use farleaf_dlsm::{Dlsm, DlsmOptions};
 use farleaf_fabric::local::LocalConfig;
-use farleaf_index::{Design, Naming, Scan};
+use farleaf_index::{Design, Naming, ScanResult};
 use farleaf_page::{Bytes, CHOSEN, OwnedKey};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// The form of byte strings; `None` for numbers.
-type OptionalForm = Option<KeyForm>;
+type DemoKeyForm = Option<KeyForm>;
 
 /// The size of pages of byte strings.
 const PAGE_BYTES: usize = 1024;
@@ -41,7 +43,7 @@ const PAGE_BYTES: usize = 1024;
     The costs per operation hold on any network; the times are those of this machine's memory. With byte\n\
     strings they include making keys of numbers, and checking what is found.\n\n\
     Exit codes: 0 success, 1 failure, 2 invalid command line or input file.")]
-pub(crate) struct Arguments {
+pub(crate) struct DemoArguments {
     /// Load this many generated records
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
@@ -54,7 +56,7 @@ pub(crate) struct Arguments {
         value_parser = units::key_form,
         conflicts_with = "input"
     )]
-    key_form: OptionalForm,
+    key_form: DemoKeyForm,
     /// Give byte strings values of N bytes, or of A to B bytes [default: 8]
     #[arg(long, value_name = "N|A-B", value_parser = units::value_bytes)]
     value_bytes: Option<RangeInclusive<usize>>,
@@ -92,7 +94,7 @@ const OPERATIONS: u64 = 100_000;
 const OPERATIONS_WITH_SCANS: u64 = 5_000;
 
 /// Runs the demo.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: &DemoArguments) -> anyhow::Result<()> {
     let mut json = JsonTarget::open(arguments.json.as_deref())?;
     let heartbeat = Heartbeat::begin("making keys");
     let keys = match &arguments.input {
@@ -116,7 +118,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(form) => {
             let values = arguments.value_bytes.clone().unwrap_or(8..=8);
             Bytes::choose(PAGE_BYTES / 8);
-            let strings = Strings::<CHOSEN>::new(form, keys.len(), values, true)
+            let strings = StringForm::<CHOSEN>::new(form, keys.len(), values, true)
                 .or_else(|error| usage(error.to_string()))?;
             let (key_bytes, value_bytes) = strings.record_bytes();
             let bytes_in_page = string_bytes_in_page(key_bytes + value_bytes);
@@ -146,7 +148,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         None => {
             let demo = Demo {
                 keys: &keys,
-                form: &Numbers,
+                form: &NumberForm,
                 bytes_in_page: NUMBERS_IN_PAGE,
                 record_bytes: 16.0,
                 weights: EntryWeights::default(),
@@ -189,7 +191,7 @@ struct Demo<'a, O> {
 
 impl<O> Demo<'_, O>
 where
-    O: Form,
+    O: KeyValueForm,
     Dlsm: Design<O::Layout, Options = DlsmOptions>,
     Dex: Design<O::Layout, Options = DexOptions<OwnedKey<O::Layout>>>,
     SingleMachine: Design<O::Layout, Options = SingleMachineOptions>,
@@ -220,7 +222,7 @@ where
     }
 }
 
-impl<O: Form> Demo<'_, O> {
+impl<O: KeyValueForm> Demo<'_, O> {
     /// Runs one design.
     fn of<D: Design<O::Layout>>(
         &self,
@@ -249,7 +251,7 @@ impl<O: Form> Demo<'_, O> {
             let scans =
                 mix.operations.iter().any(|(kind, _)| matches!(kind, OperationKind::Scan { .. }));
             let operations = if scans { OPERATIONS_WITH_SCANS } else { OPERATIONS };
-            let run = Run {
+            let run = BenchRun {
                 stream: StreamConfig {
                     mix,
                     distribution,
@@ -260,7 +262,7 @@ impl<O: Form> Demo<'_, O> {
                 },
                 compute_servers: 1,
                 threads: THREADS,
-                amount: Amount::Operations(operations),
+                amount: WorkAmount::Operations(operations),
                 shift: None,
                 timeline: None,
                 batch: 1,
@@ -304,7 +306,7 @@ impl<O: Form> Demo<'_, O> {
         let value = testbed.get(key)?.map_or("nothing".to_owned(), self.value);
         let text = (self.key)(key);
         self.json.say(&format!("  get({text}) = {value}"))?;
-        let records = testbed.scan(&Scan::range(key..).limit(3))?;
+        let records = testbed.scan(&ScanResult::range(key..).limit(3))?;
         let record =
             |(key, value): &(u64, u64)| format!("{}: {}", (self.key)(*key), (self.value)(*value));
         let records: Vec<_> = records.iter().map(record).collect();

@@ -2,8 +2,8 @@
 //!
 //! *Thread safety*: a heartbeat belongs to one thread, and has one of its own.
 
-use farleaf_cluster::clock::Clock;
-use farleaf_cluster::stop::Stop;
+use farleaf_cluster::clock::MonotonicClock;
+use farleaf_cluster::stop::StopSignal;
 use farleaf_command_line::output::{bar, grouped, note};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use indicatif::ProgressBar;
@@ -18,7 +18,7 @@ const BEAT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     bar: Arc<Mutex<ProgressBar>>,
-    stop: Stop,
+    stop: StopSignal,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -27,7 +27,8 @@ impl Heartbeat {
     pub(crate) fn begin(what: &str) -> Self {
         let bar = bar(what, None);
         let is_hidden = bar.is_hidden();
-        let (bar, stop, clock) = (Arc::new(Mutex::new(bar)), Stop::default(), Clock::start());
+        let (bar, stop, clock) =
+            (Arc::new(Mutex::new(bar)), StopSignal::default(), MonotonicClock::start());
         let (shared, ended) = (Arc::clone(&bar), stop.clone());
         let beat = move || {
             while !ended.wait(BEAT) {

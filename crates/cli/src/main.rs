@@ -29,21 +29,21 @@ use std::process::ExitCode;
                   farleaf-lab.\n\n\
                   Exit codes: 0 success, 1 failure, 2 invalid command line or input file."
 )]
-struct Arguments {
+struct FarleafArguments {
     #[command(subcommand)]
-    command: Command,
+    command: FarleafCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum FarleafCommand {
     /// Load records into an embedded cluster, and run a few workloads on its indexes
-    Demo(demo::Arguments),
+    Demo(demo::DemoArguments),
     /// Run one memory server
-    MemoryServer(Box<programs::memory_server::Arguments>),
+    MemoryServer(Box<programs::memory_server::MemoryServerArguments>),
     /// Run one compute server
-    ComputeServer(Box<programs::compute_server::Arguments>),
+    ComputeServer(Box<programs::compute_server::ComputeServerArguments>),
     /// Run a whole cluster on this host, one process per server
-    Cluster(Box<programs::cluster::Arguments>),
+    Cluster(Box<programs::cluster::ClusterArguments>),
     /// Move keys of a running cluster from one compute server to another
     Move(programs::moves::MoveArguments),
     /// Move all keys of a running cluster away from one compute server
@@ -51,13 +51,13 @@ enum Command {
     /// Move keys of a running cluster away from busy compute servers, until a signal ends it
     Balance(programs::moves::BalanceArguments),
     /// Show the state of a cluster, and whether it serves
-    Status(programs::status::Arguments),
+    Status(programs::status::StatusArguments),
     /// Read and change records of a cluster
-    Client(Box<programs::client::Arguments>),
+    Client(Box<programs::client::ClientArguments>),
     /// Read and change records of a cluster from a prompt or a script
-    Shell(programs::shell::Arguments),
+    Shell(programs::shell::ShellArguments),
     /// Show the load of a cluster live
-    Top(programs::top::Arguments),
+    Top(programs::top::TopArguments),
 }
 
 /// Commands of the program for research, which this one had too.
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
         output::error_line(&line);
         return ExitCode::from(2);
     }
-    let arguments = match Arguments::try_parse_from(words) {
+    let arguments = match FarleafArguments::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) => {
             let missing = "a command is missing: demo, memory-server, compute-server, cluster, status, \
@@ -98,19 +98,21 @@ fn main() -> ExitCode {
         }
     };
     let outcome = match arguments.command {
-        Command::Demo(arguments) => demo::run(&arguments).map(|()| true),
-        Command::MemoryServer(arguments) => programs::memory_server::run(*arguments).map(|()| true),
-        Command::ComputeServer(arguments) => {
+        FarleafCommand::Demo(arguments) => demo::run(&arguments).map(|()| true),
+        FarleafCommand::MemoryServer(arguments) => {
+            programs::memory_server::run(*arguments).map(|()| true)
+        }
+        FarleafCommand::ComputeServer(arguments) => {
             programs::compute_server::run(*arguments).map(|()| true)
         }
-        Command::Client(arguments) => programs::client::run(&arguments),
-        Command::Shell(arguments) => programs::shell::run(&arguments),
-        Command::Top(arguments) => programs::top::run(&arguments).map(|()| true),
-        Command::Cluster(arguments) => programs::cluster::run(&arguments),
-        Command::Move(arguments) => programs::moves::move_keys(&arguments).map(|()| true),
-        Command::Drain(arguments) => programs::moves::drain(&arguments).map(|()| true),
-        Command::Balance(arguments) => programs::moves::balance(&arguments).map(|()| true),
-        Command::Status(arguments) => programs::status::run(&arguments),
+        FarleafCommand::Client(arguments) => programs::client::run(&arguments),
+        FarleafCommand::Shell(arguments) => programs::shell::run(&arguments),
+        FarleafCommand::Top(arguments) => programs::top::run(&arguments).map(|()| true),
+        FarleafCommand::Cluster(arguments) => programs::cluster::run(&arguments),
+        FarleafCommand::Move(arguments) => programs::moves::move_keys(&arguments).map(|()| true),
+        FarleafCommand::Drain(arguments) => programs::moves::drain(&arguments).map(|()| true),
+        FarleafCommand::Balance(arguments) => programs::moves::balance(&arguments).map(|()| true),
+        FarleafCommand::Status(arguments) => programs::status::run(&arguments),
     };
     exit::end(outcome, is_callers)
 }
@@ -122,6 +124,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_well_formed() {
-        Arguments::command().debug_assert();
+        FarleafArguments::command().debug_assert();
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! *Thread safety*: [`balance_until`] occupies one thread.
 
-use crate::client::Connection;
+use crate::client::ClusterConnection;
 use crate::layouts::ClusterLayout;
-use crate::stop::Stop;
+use crate::stop::StopSignal;
 use farleaf_index::partition::Balancer;
 use farleaf_index::{BalanceOptions, IndexError, Reshaped};
 use std::fmt::Display;
@@ -16,8 +16,8 @@ const RECONNECT: Duration = Duration::from_secs(1);
 /// Balances until `stop` is raised. Retries if the cluster cannot be reached. Run only one balancer
 /// per cluster: two would undo each other's moves.
 pub fn balance_until<L: ClusterLayout, E: Display>(
-    connect: impl Fn() -> Result<Connection<L>, E>,
-    stop: &Stop,
+    connect: impl Fn() -> Result<ClusterConnection<L>, E>,
+    stop: &StopSignal,
 ) {
     let report = |outcome: Result<Reshaped, IndexError>| match outcome {
         Ok(Reshaped { moved, took_ns, .. }) => {

@@ -5,27 +5,27 @@
 //! *Invariants*: per connection, at most one read of the catalog for lost servers is in progress,
 //! and the next one begins at least `LOOK_AGAIN_AFTER` later.
 //!
-//! *Thread safety*: any number of threads may share a [`Connection`]; a client belongs to the
-//! thread that runs it.
+//! *Thread safety*: any number of threads may share a [`ClusterConnection`]; a client belongs to
+//! the thread that runs it.
 
 use crate::address::HostPort;
 use crate::catalog::{self, Catalog, CatalogAddress};
-use crate::clock::Clock;
+use crate::clock::MonotonicClock;
 use crate::config::ConfigError;
 use crate::error::ProgramError;
 use crate::layouts::{ClusterLayout, LayoutName};
 use crate::records::{
-    self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, SettingsRecord,
+    self, CatalogKeys, ComputeRecord, IndexRecord, IndexState, MapRecord, SettingsRecord,
 };
-use crate::settings::MOST_COMPUTE_SERVERS;
+use crate::settings::MAX_COMPUTE_SERVERS;
 use crate::status::ClusterStatus;
-use crate::stop::Stop;
-use farleaf_fabric::handshake::{Role, Token};
+use crate::stop::StopSignal;
+use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver};
 use farleaf_fabric::{AnyFabric, Cluster, ServerId};
 use farleaf_index::IndexError;
-use farleaf_index::client::{Acknowledged, ClientIndex, ClientOptions, Directory};
+use farleaf_index::client::{Acknowledged, ClientIndex, ClientOptions, ServerDirectory};
 use farleaf_index::partition::PartitionMap;
 use farleaf_page::{Fixed8, OwnedKey};
 use std::collections::BTreeSet;
@@ -35,7 +35,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// A client of a cluster of processes.
-pub type Client<L = Fixed8> = ClientIndex<AnyFabric, L>;
+pub type ClusterClient<L = Fixed8> = ClientIndex<AnyFabric, L>;
 
 /// How to reach a cluster.
 #[derive(Clone, Debug)]
@@ -55,11 +55,11 @@ pub struct ConnectionConfig {
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// A cluster that was found in the catalog. It knows the kind of keys, so a program can choose
-/// which [`Connection`] to open.
+/// which [`ClusterConnection`] to open.
 pub struct Located {
     config: ConnectionConfig,
     catalog: Arc<dyn Catalog>,
-    keys: Keys,
+    keys: CatalogKeys,
     settings: SettingsRecord,
     layout: LayoutName,
     acknowledged: Arc<Acknowledged>,
@@ -73,7 +73,7 @@ impl Located {
     /// [`ProgramError::Config`] if this program has no such layout.
     pub fn find(config: &ConnectionConfig) -> Result<Self, ProgramError> {
         let catalog = catalog::open(&config.catalog, &config.token)?;
-        let keys = Keys::new(&config.cluster)
+        let keys = CatalogKeys::new(&config.cluster)
             .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", config.cluster)))?;
         let settings = records::get::<SettingsRecord>(&*catalog, &keys.settings())?;
         let unknown =
@@ -84,8 +84,8 @@ impl Located {
         Ok(Self { config: config.clone(), catalog, keys, settings, layout, acknowledged })
     }
 
-    /// Continues an earlier connection of this program ([`Connection::acknowledged`]): a flush
-    /// covers its changes, too.
+    /// Continues an earlier connection of this program ([`ClusterConnection::acknowledged`]): a
+    /// flush covers its changes, too.
     #[must_use]
     pub fn continuing(self, acknowledged: Arc<Acknowledged>) -> Self {
         Self { acknowledged, ..self }
@@ -119,7 +119,7 @@ impl Located {
         if !records::put_if(catalog, &keys.index(), Some(version), &making, None)? {
             return failed("the cluster is already making a new index");
         }
-        let (clock, never) = (Clock::start(), Stop::default());
+        let (clock, never) = (MonotonicClock::start(), StopSignal::default());
         let mut missing = "the catalog has not answered".to_owned();
         while clock.elapsed() < within {
             match ClusterStatus::read(catalog, keys) {
@@ -145,13 +145,13 @@ impl Located {
     /// # Errors
     /// [`ProgramError`] if the catalog cannot be read, or if the cluster has never served.
     /// [`ProgramError::Config`] if the cluster has another layout than `L`.
-    pub fn connect<L: ClusterLayout>(self) -> Result<Connection<L>, ProgramError> {
+    pub fn connect<L: ClusterLayout>(self) -> Result<ClusterConnection<L>, ProgramError> {
         let Self { config, catalog, keys, settings, layout, acknowledged } = self;
         if layout != L::name() {
             let text = format!("this cluster has {layout}, and this needs {}", L::name());
             return Err(ConfigError::Settings(text).into());
         }
-        let compute_servers = settings.compute_servers.max(MOST_COMPUTE_SERVERS);
+        let compute_servers = settings.compute_servers.max(MAX_COMPUTE_SERVERS);
         let (found, absent) = registered(&*catalog, &keys, compute_servers)?;
         // An unregistered server has a placeholder address; it is in `absent`, so clients send it
         // nothing.
@@ -167,8 +167,8 @@ impl Located {
         // Leave time to retry an operation that changes nothing.
         let request = config.deadline * 2 / 5;
         let tcp = TcpConfig {
-            role: Role::Client,
-            server_role: Role::ComputeServer,
+            role: PeerRole::Client,
+            server_role: PeerRole::ComputeServer,
             timeout_ns: ns(request),
             connect_timeout_ns: ns(request),
             depth: config.depth,
@@ -177,33 +177,41 @@ impl Located {
         let cluster = TcpCluster::connect(addresses, &config.token, tcp);
         let options = ClientOptions { deadline_ns: ns(config.deadline), request_ns: ns(request) };
         let (is_looking, not_before) = (false, Duration::ZERO);
-        let known = Mutex::new(Known { map, found, absent, is_looking, not_before });
-        let clock = Clock::start();
-        let places = Places { cluster, catalog, keys, compute_servers, clock, known, acknowledged };
-        Ok(Connection { places: Arc::new(places), options })
+        let known = Mutex::new(LastCatalogRead { map, found, absent, is_looking, not_before });
+        let clock = MonotonicClock::start();
+        let places = ConnectionShared {
+            cluster,
+            catalog,
+            keys,
+            compute_servers,
+            clock,
+            known,
+            acknowledged,
+        };
+        Ok(ClusterConnection { places: Arc::new(places), options })
     }
 }
 
 /// A connection to the compute servers that the catalog lists.
-pub struct Connection<L: ClusterLayout = Fixed8> {
-    places: Arc<Places<L>>,
+pub struct ClusterConnection<L: ClusterLayout = Fixed8> {
+    places: Arc<ConnectionShared<L>>,
     options: ClientOptions,
 }
 
 /// State that all clients of a connection share.
-struct Places<L: ClusterLayout> {
+struct ConnectionShared<L: ClusterLayout> {
     cluster: TcpCluster,
     catalog: Arc<dyn Catalog>,
-    keys: Keys,
+    keys: CatalogKeys,
     /// Maximum number of compute servers.
     compute_servers: u16,
-    clock: Clock,
-    known: Mutex<Known<L>>,
+    clock: MonotonicClock,
+    known: Mutex<LastCatalogRead<L>>,
     acknowledged: Arc<Acknowledged>,
 }
 
 /// Result of the last read of the catalog.
-struct Known<L: ClusterLayout> {
+struct LastCatalogRead<L: ClusterLayout> {
     map: PartitionMap<OwnedKey<L>>,
     /// The registered compute servers, by number.
     found: Vec<ComputeRecord>,
@@ -218,7 +226,7 @@ struct Known<L: ClusterLayout> {
 /// Splits the compute servers into registered records and unregistered numbers.
 fn registered(
     catalog: &dyn Catalog,
-    keys: &Keys,
+    keys: &CatalogKeys,
     compute_servers: u16,
 ) -> Result<(Vec<ComputeRecord>, BTreeSet<u16>), ProgramError> {
     let mut found: Vec<ComputeRecord> = records::list(catalog, &keys.compute_prefix())?;
@@ -237,7 +245,7 @@ fn map_of<L: ClusterLayout>(record: MapRecord) -> Result<PartitionMap<OwnedKey<L
         .map_err(|error| ProgramError::Failed(error.to_string()))
 }
 
-impl<L: ClusterLayout> Places<L> {
+impl<L: ClusterLayout> ConnectionShared<L> {
     /// Reads the current addresses of the compute servers; connections opened from then on use
     /// them.
     fn look(&self) -> Result<(), ProgramError> {
@@ -261,9 +269,9 @@ impl<L: ClusterLayout> Places<L> {
 }
 
 /// The connection as a directory for its clients.
-struct OneDirectory<L: ClusterLayout>(Arc<Places<L>>);
+struct OneDirectory<L: ClusterLayout>(Arc<ConnectionShared<L>>);
 
-impl<L: ClusterLayout> Directory<OwnedKey<L>> for OneDirectory<L> {
+impl<L: ClusterLayout> ServerDirectory<OwnedKey<L>> for OneDirectory<L> {
     fn is_absent(&self, compute_server: u16) -> bool {
         lock(&self.0.known).absent.contains(&compute_server)
     }
@@ -308,7 +316,7 @@ fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl<L: ClusterLayout> Connection<L> {
+impl<L: ClusterLayout> ClusterConnection<L> {
     /// Finds a cluster and connects to it.
     ///
     /// # Errors
@@ -318,7 +326,7 @@ impl<L: ClusterLayout> Connection<L> {
     }
 
     /// The catalog, and the cluster's keys in it.
-    pub fn catalog(&self) -> (&dyn Catalog, &Keys) {
+    pub fn catalog(&self) -> (&dyn Catalog, &CatalogKeys) {
         (&*self.places.catalog, &self.places.keys)
     }
 
@@ -349,11 +357,11 @@ impl<L: ClusterLayout> Connection<L> {
     /// # Errors
     /// An error if the system provides no entropy, or if the endpoint's buffers cannot be
     /// allocated.
-    pub fn client(&self, driver: &TcpDriver, number: usize) -> io::Result<Client<L>> {
+    pub fn client(&self, driver: &TcpDriver, number: usize) -> io::Result<ClusterClient<L>> {
         Ok(self.client_over(AnyFabric::Tcp(driver.open(0, number)?)))
     }
 
-    fn client_over(&self, fabric: AnyFabric) -> Client<L> {
+    fn client_over(&self, fabric: AnyFabric) -> ClusterClient<L> {
         let map = lock(&self.places.known).map.clone();
         let directory = Rc::new(OneDirectory(Arc::clone(&self.places)));
         ClientIndex::with_map(fabric, self.options, map, directory)
@@ -365,7 +373,7 @@ impl<L: ClusterLayout> Connection<L> {
     /// The task's error.
     pub fn run<T: Send, E: Send + From<IndexError>>(
         &self,
-        body: impl AsyncFn(Client<L>) -> Result<T, E> + Sync,
+        body: impl AsyncFn(ClusterClient<L>) -> Result<T, E> + Sync,
     ) -> Result<T, E> {
         let mut outcomes = self.run_all(1, async |client, _| body(client).await);
         outcomes.pop().unwrap_or(Err(IndexError::InvalidArgument("no client ran").into()))
@@ -376,7 +384,7 @@ impl<L: ClusterLayout> Connection<L> {
     pub fn run_all<T: Send, E: Send + From<IndexError>>(
         &self,
         clients: usize,
-        body: impl AsyncFn(Client<L>, usize) -> Result<T, E> + Sync,
+        body: impl AsyncFn(ClusterClient<L>, usize) -> Result<T, E> + Sync,
     ) -> Vec<Result<T, E>> {
         let outcomes = self.places.cluster.try_run(&vec![0; clients], async |fabric, number| {
             body(self.client_over(fabric), number).await

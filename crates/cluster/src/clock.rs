@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 /// A monotonic clock that counts from its start.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub struct MonotonicClock {
     started: Instant,
 }
 
-impl Clock {
+impl MonotonicClock {
     /// Starts a clock at the current time.
     pub fn start() -> Self {
         #[expect(

@@ -21,12 +21,12 @@
 //! started them ends.
 
 use crate::catalog::{CatalogAddress, open};
-use crate::clock::Clock;
+use crate::clock::MonotonicClock;
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
-use crate::records::{Keys, Transport};
+use crate::records::{CatalogKeys, PoolTransport};
 use crate::status::ClusterStatus;
-use crate::stop::Stop;
+use crate::stop::StopSignal;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
@@ -60,7 +60,7 @@ pub struct LaunchOptions {
     /// The name of the cluster.
     pub cluster: String,
     /// How compute servers reach memory servers.
-    pub transport: Transport,
+    pub transport: PoolTransport,
     /// Number of memory servers.
     pub memory_servers: u16,
     /// Number of compute servers.
@@ -81,9 +81,9 @@ pub struct LaunchOptions {
 
 /// The files of a launcher's folder that other programs may read.
 #[derive(Clone, Debug)]
-pub struct Folder(pub PathBuf);
+pub struct LauncherFolder(pub PathBuf);
 
-impl Folder {
+impl LauncherFolder {
     /// The token file.
     pub fn token(&self) -> PathBuf {
         self.0.join("token")
@@ -116,15 +116,15 @@ pub fn end_with_parent(parent: u32) -> io::Result<()> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ServerKind {
     Memory,
     Compute,
 }
 
 /// A server, running or not.
 #[derive(Debug)]
-struct Server {
-    kind: Kind,
+struct LaunchedServer {
+    kind: ServerKind,
     number: u16,
     process: Option<Child>,
     /// The address it last listened on, reused at a restart.
@@ -136,8 +136,8 @@ struct Server {
     restart_at: Option<Duration>,
 }
 
-impl Server {
-    fn new(kind: Kind, number: u16) -> Self {
+impl LaunchedServer {
+    fn new(kind: ServerKind, number: u16) -> Self {
         Self {
             kind,
             number,
@@ -151,16 +151,16 @@ impl Server {
 
     fn file(&self, folder: &Path, ending: &str) -> PathBuf {
         let kind = match self.kind {
-            Kind::Memory => "memory",
-            Kind::Compute => "compute",
+            ServerKind::Memory => "memory",
+            ServerKind::Compute => "compute",
         };
         folder.join(format!("{kind}-{}.{ending}", self.number))
     }
 
     fn name(&self) -> String {
         match self.kind {
-            Kind::Memory => format!("memory server {}", self.number),
-            Kind::Compute => format!("compute server {}", self.number),
+            ServerKind::Memory => format!("memory server {}", self.number),
+            ServerKind::Compute => format!("compute server {}", self.number),
         }
     }
 
@@ -229,9 +229,9 @@ fn without_room(folder: &Path) -> Option<String> {
 struct Launcher<'a> {
     options: &'a LaunchOptions,
     folder: PathBuf,
-    keys: Keys,
-    clock: Clock,
-    servers: Vec<Server>,
+    keys: CatalogKeys,
+    clock: MonotonicClock,
+    servers: Vec<LaunchedServer>,
     catalog: Option<CatalogAddress>,
     out: &'a mut dyn Write,
     /// Whether no server has died.
@@ -250,11 +250,11 @@ impl Launcher<'_> {
         self.say(&format!("{what}{why}"));
     }
 
-    fn command(&self, server: &Server) -> Command {
+    fn command(&self, server: &LaunchedServer) -> Command {
         let mut command = Command::new(&self.options.program);
         let (name, flags) = match server.kind {
-            Kind::Memory => ("memory-server", &self.options.memory_flags),
-            Kind::Compute => ("compute-server", &self.options.compute_flags),
+            ServerKind::Memory => ("memory-server", &self.options.memory_flags),
+            ServerKind::Compute => ("compute-server", &self.options.compute_flags),
         };
         command.arg(name).args(["--number", &server.number.to_string()]);
         command.args(["--cluster", &self.options.cluster]);
@@ -263,15 +263,15 @@ impl Launcher<'_> {
         let known = server.address.as_deref().filter(|at| at.parse::<SocketAddr>().is_ok());
         command.args(["--listen", known.unwrap_or("127.0.0.1:0")]);
         command.args(["--parent", &std::process::id().to_string()]);
-        if server.kind == Kind::Memory {
+        if server.kind == ServerKind::Memory {
             command.args(["--transport", &self.options.transport.to_string()]);
-            if self.options.transport == Transport::Shm {
+            if self.options.transport == PoolTransport::Shm {
                 command.arg("--socket").arg(server.file(&self.folder, "socket"));
             }
             command.args(["--memory-servers", &self.options.memory_servers.to_string()]);
             command.args(["--compute-servers", &self.options.compute_servers.to_string()]);
         }
-        if server.kind == Kind::Memory && server.number == 0 {
+        if server.kind == ServerKind::Memory && server.number == 0 {
             // Reuse the previous address, which other programs know.
             let listen = match &self.catalog {
                 Some(address) => address.to_string(),
@@ -383,12 +383,12 @@ impl Launcher<'_> {
 
     /// Waits until the first memory server publishes the catalog's address; `false` if it never
     /// does.
-    fn await_catalog(&mut self, stop: &Stop) -> Result<bool, ProgramError> {
+    fn await_catalog(&mut self, stop: &StopSignal) -> Result<bool, ProgramError> {
         while self.clock.elapsed() < self.options.ready_within {
             if stop.wait(LOOK) || self.reap() {
                 return Ok(false);
             }
-            match Folder(self.folder.clone()).catalog() {
+            match LauncherFolder(self.folder.clone()).catalog() {
                 Ok(address) => {
                     self.catalog = Some(address);
                     return Ok(true);
@@ -405,10 +405,14 @@ impl Launcher<'_> {
     /// Whether the registered servers are exactly those that the launcher started, and all of them
     /// serve.
     fn is_ready(&self, standing: &ClusterStatus) -> bool {
-        let is_ours = |server: &Server| {
+        let is_ours = |server: &LaunchedServer| {
             let registered = match server.kind {
-                Kind::Memory => standing.memory_server(server.number).map(|record| record.pid),
-                Kind::Compute => standing.compute_server(server.number).map(|record| record.pid),
+                ServerKind::Memory => {
+                    standing.memory_server(server.number).map(|record| record.pid)
+                }
+                ServerKind::Compute => {
+                    standing.compute_server(server.number).map(|record| record.pid)
+                }
             };
             registered.is_some() && registered == server.pid()
         };
@@ -416,7 +420,7 @@ impl Launcher<'_> {
     }
 
     /// Waits until the cluster serves, and returns its status; `None` if it does not serve in time.
-    fn await_ready(&mut self, stop: &Stop) -> Result<Option<ClusterStatus>, ProgramError> {
+    fn await_ready(&mut self, stop: &StopSignal) -> Result<Option<ClusterStatus>, ProgramError> {
         let Some(address) = &self.catalog else { return Ok(None) };
         let catalog = open(address, &config::read_token(&self.folder.join("token"))?)?;
         let mut missing = "the catalog did not answer".to_owned();
@@ -438,7 +442,7 @@ impl Launcher<'_> {
     }
 
     /// Starts all servers and reports when the cluster serves. Returns whether it does.
-    fn bring_up(&mut self, stop: &Stop) -> Result<bool, ProgramError> {
+    fn bring_up(&mut self, stop: &StopSignal) -> Result<bool, ProgramError> {
         // A stale file would name the catalog of an earlier cluster.
         let _ = fs::remove_file(self.folder.join("catalog.address"));
         self.start(0)?;
@@ -452,11 +456,11 @@ impl Launcher<'_> {
         for index in 0..self.servers.len() {
             let server = &self.servers[index];
             let (address, metrics) = match server.kind {
-                Kind::Memory => {
+                ServerKind::Memory => {
                     let record = standing.memory_server(server.number);
                     record.map(|record| (record.address.clone(), record.metrics.clone()))
                 }
-                Kind::Compute => {
+                ServerKind::Compute => {
                     let record = standing.compute_server(server.number);
                     record.map(|record| (record.address.clone(), record.metrics.clone()))
                 }
@@ -477,11 +481,11 @@ impl Launcher<'_> {
     }
 
     /// Stops these servers: asks them to end, waits, and kills those that exceed the time limit.
-    fn end(&mut self, which: impl Fn(&Server) -> bool) {
+    fn end(&mut self, which: impl Fn(&LaunchedServer) -> bool) {
         for server in self.servers.iter().filter(|server| which(server)) {
             server.signal(Signal::TERM);
         }
-        let (asked, never) = (self.clock.elapsed(), Stop::default());
+        let (asked, never) = (self.clock.elapsed(), StopSignal::default());
         let mut killed = false;
         loop {
             for index in 0..self.servers.len() {
@@ -495,13 +499,14 @@ impl Launcher<'_> {
                     self.say(&line);
                 }
             }
-            let running = |server: &&Server| which(server) && server.process.is_some();
+            let running = |server: &&LaunchedServer| which(server) && server.process.is_some();
             if !self.servers.iter().any(|server| running(&server)) {
                 return;
             }
             if !killed && self.clock.elapsed().saturating_sub(asked) >= self.options.end_within {
                 killed = true;
-                let names: Vec<_> = self.servers.iter().filter(running).map(Server::name).collect();
+                let names: Vec<_> =
+                    self.servers.iter().filter(running).map(LaunchedServer::name).collect();
                 self.servers.iter().filter(running).for_each(|server| server.signal(Signal::KILL));
                 self.say(&format!("killed because they did not end in time: {}", names.join(", ")));
             }
@@ -510,8 +515,8 @@ impl Launcher<'_> {
     }
 
     fn end_all(&mut self) {
-        self.end(|server| server.kind == Kind::Compute);
-        self.end(|server| server.kind == Kind::Memory && server.number > 0);
+        self.end(|server| server.kind == ServerKind::Compute);
+        self.end(|server| server.kind == ServerKind::Memory && server.number > 0);
         self.end(|_| true);
     }
 }
@@ -541,7 +546,7 @@ fn running_servers(folder: &Path) -> Vec<String> {
 fn await_former_servers(
     folder: &Path,
     end_within: Duration,
-    stop: &Stop,
+    stop: &StopSignal,
     out: &mut dyn Write,
 ) -> Result<File, ProgramError> {
     let path = folder.join("servers.lock");
@@ -549,7 +554,7 @@ fn await_former_servers(
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
     let lock = options.open(&path).map_err(ProgramError::system(what.clone()))?;
-    let (clock, mut said) = (Clock::start(), false);
+    let (clock, mut said) = (MonotonicClock::start(), false);
     loop {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => break,
@@ -608,10 +613,10 @@ fn prepare(dir: &Path) -> Result<(PathBuf, File), ProgramError> {
 /// running.
 pub fn run(
     options: &LaunchOptions,
-    stop: &Stop,
+    stop: &StopSignal,
     out: &mut dyn Write,
 ) -> Result<bool, ProgramError> {
-    let keys = Keys::new(&options.cluster)
+    let keys = CatalogKeys::new(&options.cluster)
         .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", options.cluster)))?;
     if options.memory_servers == 0 {
         return Err(
@@ -620,13 +625,15 @@ pub fn run(
     }
     let (folder, _lock) = prepare(&options.dir)?;
     let _servers = await_former_servers(&folder, options.end_within, stop, out)?;
-    let memory = (0..options.memory_servers).map(|number| Server::new(Kind::Memory, number));
-    let compute = (0..options.compute_servers).map(|number| Server::new(Kind::Compute, number));
+    let memory =
+        (0..options.memory_servers).map(|number| LaunchedServer::new(ServerKind::Memory, number));
+    let compute =
+        (0..options.compute_servers).map(|number| LaunchedServer::new(ServerKind::Compute, number));
     let mut launcher = Launcher {
         options,
         folder,
         keys,
-        clock: Clock::start(),
+        clock: MonotonicClock::start(),
         servers: memory.chain(compute).collect(),
         catalog: None,
         out,
@@ -639,7 +646,8 @@ pub fn run(
         while serves && !stop.wait(LOOK) {
             launcher.reap();
             launcher.restart_those_due();
-            let lives = |server: &Server| server.process.is_some() || server.restart_at.is_some();
+            let lives =
+                |server: &LaunchedServer| server.process.is_some() || server.restart_at.is_some();
             if !launcher.servers.iter().any(lives) {
                 launcher.say("no server is running");
                 break;

@@ -9,7 +9,7 @@ use farleaf_index::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_index::{InLeaves, IndexError, ValueForm};
 use farleaf_page::{Bytes, Fixed8, Layout};
 use farleaf_pool::remote::BlockUsage;
-use farleaf_pool::wire::MOST_VALUE_BYTES;
+use farleaf_pool::wire::MAX_VALUE_BYTES;
 use std::fmt;
 
 /// A layout by name.
@@ -176,7 +176,7 @@ where
     }
 
     fn most_value_bytes() -> usize {
-        MOST_VALUE_BYTES
+        MAX_VALUE_BYTES
     }
 
     fn cache_percent(settings: &BlockSettings) -> u8 {
@@ -207,11 +207,11 @@ macro_rules! with_layout {
     ($name:expr, $layout:ident => $body:expr) => {
         match $name {
             $crate::layouts::LayoutName::Numbers => {
-                type $layout = $crate::layouts::types::Numbers;
+                type $layout = $crate::layouts::types::NumberLayout;
                 $body
             }
             name => {
-                type $layout = $crate::layouts::types::Strings;
+                type $layout = $crate::layouts::types::StringLayout;
                 $layout::choose(name.page_words());
                 $body
             }
@@ -223,8 +223,8 @@ macro_rules! with_layout {
 pub mod types {
     use farleaf_page::{Bytes, CHOSEN, Fixed8};
 
-    pub type Numbers = Fixed8;
-    pub type Strings = Bytes<CHOSEN>;
+    pub type NumberLayout = Fixed8;
+    pub type StringLayout = Bytes<CHOSEN>;
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::catalog::{Catalog, CatalogError, Granted, Lease};
-use crate::clock::Clock;
-use crate::stop::Stop;
+use crate::catalog::{Catalog, CatalogError, CatalogLease, GrantedLease};
+use crate::clock::MonotonicClock;
+use crate::stop::StopSignal;
 use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use std::thread::JoinHandle;
@@ -22,24 +22,24 @@ pub const DEFAULT_TERM: Duration = Duration::from_secs(3);
 struct Published {
     /// The value that the entry should have.
     value: String,
-    lease: Lease,
+    lease: CatalogLease,
     /// The term that the catalog has granted.
     term: Duration,
 }
 
-struct Shared {
+struct MembershipShared {
     catalog: Arc<dyn Catalog>,
     key: String,
     /// The term to ask for.
     term: Duration,
     /// Locked during every exchange about the entry, so that the entry has one writer at a time.
     published: Mutex<Published>,
-    stop: Stop,
+    stop: StopSignal,
 }
 
 /// A program's registration in the cluster; dropping it unregisters the program.
-pub struct Member {
-    shared: Arc<Shared>,
+pub struct ClusterMember {
+    shared: Arc<MembershipShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -50,7 +50,7 @@ fn put(
     key: &str,
     value: &str,
     mine: Option<&str>,
-    lease: Lease,
+    lease: CatalogLease,
 ) -> Result<bool, CatalogError> {
     let found = catalog.get(key)?;
     let expected = match &found {
@@ -70,7 +70,7 @@ fn put(
     }
 }
 
-impl Shared {
+impl MembershipShared {
     /// Renews the lease. If it has ended, grants a new lease and puts the entry again.
     fn keep(&self) -> Result<(), CatalogError> {
         let mut published = lock(&self.published);
@@ -78,7 +78,7 @@ impl Shared {
             return Ok(());
         }
         tracing::warn!("{}: the lease has ended; registering again", self.key);
-        let Granted { lease, term } = self.catalog.grant(self.term)?;
+        let GrantedLease { lease, term } = self.catalog.grant(self.term)?;
         let (value, mine) = (&published.value, Some(published.value.as_str()));
         if put(&*self.catalog, &self.key, value, mine, lease)? {
             (published.lease, published.term) = (lease, term);
@@ -114,7 +114,7 @@ impl Shared {
     }
 }
 
-impl Member {
+impl ClusterMember {
     /// Registers `value` under `key`. An existing entry belongs to a program that is alive or has
     /// died recently: waits until it disappears, for at most `patience`, or until `stop` is raised.
     /// Also waits for a catalog that does not answer.
@@ -128,9 +128,9 @@ impl Member {
         value: String,
         term: Duration,
         patience: Duration,
-        stop: &Stop,
+        stop: &StopSignal,
     ) -> Result<Self, CatalogError> {
-        let clock = Clock::start();
+        let clock = MonotonicClock::start();
         let (mut waits, mut patience) = (false, patience);
         let granted = loop {
             let attempt = catalog.grant(term).and_then(|granted| {
@@ -156,7 +156,7 @@ impl Member {
                 }
             }
         };
-        let Granted { lease, term: granted } = granted;
+        let GrantedLease { lease, term: granted } = granted;
         tracing::info!("{key}: registered");
         if granted > term {
             tracing::warn!(
@@ -166,7 +166,13 @@ impl Member {
             );
         }
         let published = Mutex::new(Published { value, lease, term: granted });
-        let shared = Arc::new(Shared { catalog, key, term, published, stop: Stop::default() });
+        let shared = Arc::new(MembershipShared {
+            catalog,
+            key,
+            term,
+            published,
+            stop: StopSignal::default(),
+        });
         let keeper = Arc::clone(&shared);
         let thread = start_thread("membership".into(), move || keeper.run())
             .map_err(|error| CatalogError::System(error.to_string()))?;
@@ -190,7 +196,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for ClusterMember {
     fn drop(&mut self) {
         self.shared.stop.raise();
         if let Some(thread) = lock(&self.thread).take() {

@@ -41,7 +41,7 @@ const HEAD: Duration = Duration::from_secs(2);
 
 /// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// It only grows while the program runs; its exported name ends in `_total`.
     Counter,
     /// It can grow and shrink.
@@ -52,14 +52,14 @@ pub enum Kind {
 
 /// One value, with the labels that distinguish it within its family.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sample {
+pub struct MetricSample {
     /// Names and values of its labels, unique within the family. A sample without labels is the
     /// only one of its family.
     pub labels: Vec<(&'static str, String)>,
     pub value: u64,
 }
 
-impl From<u64> for Sample {
+impl From<u64> for MetricSample {
     fn from(value: u64) -> Self {
         Self { labels: Vec::new(), value }
     }
@@ -73,20 +73,20 @@ pub struct Family<S> {
     /// What it is.
     pub help: &'static str,
     /// Whether it can shrink.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Its samples in a state.
-    pub samples: fn(&S) -> Vec<Sample>,
+    pub samples: fn(&S) -> Vec<MetricSample>,
 }
 
 /// Families that are read together: their names, what they are, and their kinds; and the samples of
 /// all of them.
-struct Group {
-    families: Vec<(&'static str, &'static str, Kind)>,
-    look: Box<dyn Fn() -> Vec<Vec<Sample>> + Send + Sync>,
+struct FamilyGroup {
+    families: Vec<(&'static str, &'static str, MetricKind)>,
+    look: Box<dyn Fn() -> Vec<Vec<MetricSample>> + Send + Sync>,
 }
 
 #[derive(Clone, Default)]
-struct Families(Arc<Mutex<Vec<Group>>>);
+struct Families(Arc<Mutex<Vec<FamilyGroup>>>);
 
 impl fmt::Debug for Families {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -97,26 +97,26 @@ impl fmt::Debug for Families {
     }
 }
 
-fn put(kind: Kind, value: u64, encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+fn put(kind: MetricKind, value: u64, encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
     match kind {
-        Kind::Counter => ConstCounter::new(value).encode(encoder),
-        Kind::Gauge => ConstGauge::new(value).encode(encoder),
-        Kind::Duration => ConstGauge::new(value as f64 / 1e9).encode(encoder),
+        MetricKind::Counter => ConstCounter::new(value).encode(encoder),
+        MetricKind::Gauge => ConstGauge::new(value).encode(encoder),
+        MetricKind::Duration => ConstGauge::new(value as f64 / 1e9).encode(encoder),
     }
 }
 
 impl Collector for Families {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for Group { families, look } in lock(&self.0).iter() {
+        for FamilyGroup { families, look } in lock(&self.0).iter() {
             for ((name, help, kind), samples) in families.iter().zip(look()) {
                 let counter = ConstCounter::new(0_u64);
                 let gauge = ConstGauge::new(0_u64);
                 let metric_type = match kind {
-                    Kind::Counter => counter.metric_type(),
-                    Kind::Gauge | Kind::Duration => gauge.metric_type(),
+                    MetricKind::Counter => counter.metric_type(),
+                    MetricKind::Gauge | MetricKind::Duration => gauge.metric_type(),
                 };
                 let mut encoder = encoder.encode_descriptor(name, help, None, metric_type)?;
-                for Sample { labels, value } in samples {
+                for MetricSample { labels, value } in samples {
                     // Some readers do not accept empty braces.
                     if labels.is_empty() {
                         put(*kind, value, encoder)?;
@@ -162,7 +162,7 @@ impl Metrics {
             let state = look();
             reads.iter().map(|samples| samples(&state)).collect()
         };
-        lock(&self.families.0).push(Group { families: names, look: Box::new(look) });
+        lock(&self.families.0).push(FamilyGroup { families: names, look: Box::new(look) });
     }
 
     /// Adds a family of metrics, exported as `farleaf_` followed by `name`, which ends with its
@@ -172,11 +172,11 @@ impl Metrics {
         &self,
         name: &'static str,
         help: &'static str,
-        kind: Kind,
-        look: impl Fn() -> Vec<Sample> + Send + Sync + 'static,
+        kind: MetricKind,
+        look: impl Fn() -> Vec<MetricSample> + Send + Sync + 'static,
     ) {
         let look = move || vec![look()];
-        let group = Group { families: vec![(name, help, kind)], look: Box::new(look) };
+        let group = FamilyGroup { families: vec![(name, help, kind)], look: Box::new(look) };
         lock(&self.families.0).push(group);
     }
 
@@ -185,7 +185,7 @@ impl Metrics {
         &self,
         name: &'static str,
         help: &'static str,
-        kind: Kind,
+        kind: MetricKind,
         look: impl Fn() -> u64 + Send + Sync + 'static,
     ) {
         self.add(name, help, kind, move || vec![look().into()]);
@@ -391,9 +391,10 @@ mod tests {
     #[test]
     fn numbers_are_served_as_prometheus_reads_them() {
         let metrics = Metrics::default();
-        metrics.add_one("pool_bytes", "Bytes of the pool", Kind::Gauge, || 4096);
-        metrics.add("operations", "Operations by kind", Kind::Counter, || {
-            let sample = |kind: &str, value| Sample { labels: vec![("kind", kind.into())], value };
+        metrics.add_one("pool_bytes", "Bytes of the pool", MetricKind::Gauge, || 4096);
+        metrics.add("operations", "Operations by kind", MetricKind::Counter, || {
+            let sample =
+                |kind: &str, value| MetricSample { labels: vec![("kind", kind.into())], value };
             vec![sample("get", 7), sample("scan", 2)]
         });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -433,10 +434,10 @@ mod tests {
     #[test]
     fn plain_text_is_served_to_those_who_ask_for_it() {
         let metrics = Metrics::default();
-        metrics.add_one("pool_bytes", "Bytes of the pool", Kind::Gauge, || 4096);
-        metrics.add_one("oldest_seconds", "The oldest", Kind::Duration, || 1_250_000_000);
-        metrics.add("operations", "Operations # by kind", Kind::Counter, || {
-            vec![Sample { labels: vec![("kind", "get".into())], value: 7 }]
+        metrics.add_one("pool_bytes", "Bytes of the pool", MetricKind::Gauge, || 4096);
+        metrics.add_one("oldest_seconds", "The oldest", MetricKind::Duration, || 1_250_000_000);
+        metrics.add("operations", "Operations # by kind", MetricKind::Counter, || {
+            vec![MetricSample { labels: vec![("kind", "get".into())], value: 7 }]
         });
         assert_eq!(
             metrics.plain_text(),

@@ -12,7 +12,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use crate::catalog::{Catalog, CatalogError, Lease, Version};
+use crate::catalog::{Catalog, CatalogError, CatalogLease, EntryVersion};
 use crate::config::ConfigError;
 use crate::layouts::{ClusterLayout, LayoutName};
 use crate::text::{KeyRecord, Textual};
@@ -29,7 +29,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
-pub enum Transport {
+pub enum PoolTransport {
     /// Framed requests over TCP, on any network.
     Tcp,
     /// Mapped memory, between processes of one host.
@@ -38,7 +38,7 @@ pub enum Transport {
     Verbs,
 }
 
-impl FromStr for Transport {
+impl FromStr for PoolTransport {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -51,7 +51,7 @@ impl FromStr for Transport {
     }
 }
 
-impl fmt::Display for Transport {
+impl fmt::Display for PoolTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Tcp => "tcp",
@@ -68,7 +68,7 @@ pub struct MemoryRecord {
     /// Its process id on its machine.
     pub pid: u32,
     /// How compute servers reach it.
-    pub transport: Transport,
+    pub transport: PoolTransport,
     /// Its address and port, or the path of its socket.
     pub address: String,
     /// The epoch that it sends in the handshake; a different epoch means different memory.
@@ -221,7 +221,7 @@ pub struct SettingsRecord {
     /// Number of compute servers.
     pub compute_servers: u16,
     /// How compute servers reach memory servers.
-    pub transport: Transport,
+    pub transport: PoolTransport,
     /// Each subtree of this level lies entirely on one memory server.
     pub placement_level: u8,
     /// The kind of keys and values ([`crate::layouts::LayoutName::recorded_keys`]). Older clusters
@@ -311,7 +311,7 @@ pub enum RecordError {
 
 /// The catalog keys of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Keys {
+pub struct CatalogKeys {
     prefix: String,
 }
 
@@ -320,7 +320,7 @@ pub struct Keys {
 #[error("a cluster's name must have 1 to 64 letters, digits, `-` or `_`")]
 pub struct BadName;
 
-impl Keys {
+impl CatalogKeys {
     /// The keys of the cluster with this name.
     ///
     /// # Errors
@@ -392,7 +392,7 @@ pub fn encode(record: &impl Serialize) -> String {
 pub fn get<T: DeserializeOwned>(
     catalog: &dyn Catalog,
     key: &str,
-) -> Result<Option<(T, Version)>, RecordError> {
+) -> Result<Option<(T, EntryVersion)>, RecordError> {
     match catalog.get(key)? {
         Some(entry) => Ok(Some((decode(key, &entry.value)?, entry.version))),
         None => Ok(None),
@@ -417,9 +417,9 @@ pub fn list<T: DeserializeOwned>(
 pub fn put_if(
     catalog: &dyn Catalog,
     key: &str,
-    expected: Option<Version>,
+    expected: Option<EntryVersion>,
     record: &impl Serialize,
-    lease: Option<Lease>,
+    lease: Option<CatalogLease>,
 ) -> Result<bool, CatalogError> {
     catalog.put_if(key, expected, &encode(record), lease)
 }
@@ -490,9 +490,9 @@ mod tests {
 
     #[test]
     fn names_cannot_leave_their_place() {
-        assert_eq!(Keys::new("one").unwrap().memory(3), "farleaf/one/memory/3");
+        assert_eq!(CatalogKeys::new("one").unwrap().memory(3), "farleaf/one/memory/3");
         for name in ["", "a/b", "a b", "ü", &"x".repeat(65)] {
-            assert_eq!(Keys::new(name), Err(BadName), "{name}");
+            assert_eq!(CatalogKeys::new(name), Err(BadName), "{name}");
         }
     }
 }

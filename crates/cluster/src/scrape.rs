@@ -6,7 +6,7 @@
 //!
 //! *Thread safety*: a [`Scraper`] belongs to one thread at a time; its results are plain values.
 
-use crate::clock::Clock;
+use crate::clock::MonotonicClock;
 use farleaf_fabric::sync::Arc;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::Request;
@@ -32,7 +32,7 @@ const TOGETHER: usize = 256;
 /// Why a server's metrics are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Silence {
+pub enum ScrapeFailure {
     /// The server did not answer in time.
     TimedOut,
     /// The server cannot be reached, or closed the connection.
@@ -41,7 +41,7 @@ pub enum Silence {
     Senseless(String),
 }
 
-impl fmt::Display for Silence {
+impl fmt::Display for ScrapeFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TimedOut => f.write_str("no answer in time"),
@@ -53,14 +53,14 @@ impl fmt::Display for Silence {
 
 /// The samples of one server at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Numbers {
+pub struct ServerSamples {
     /// Names and values, in the server's order.
     numbers: Vec<(String, f64)>,
     /// When the answer was complete, in nanoseconds of the clock of its [`Scraper`].
     pub at_ns: u64,
 }
 
-impl Numbers {
+impl ServerSamples {
     /// Parses Prometheus' text format; lines that begin with `#` are skipped.
     ///
     /// # Errors
@@ -121,12 +121,12 @@ fn end_of_labels(text: &str) -> Option<usize> {
 pub struct Scraper {
     /// `None` only while it is being dropped.
     runtime: Option<Runtime>,
-    clock: Clock,
+    clock: MonotonicClock,
 }
 
-async fn ask(address: &str) -> Result<String, Silence> {
-    let unreachable = |error: io::Error| Silence::Unreachable(error.to_string());
-    let lost = |error: hyper::Error| Silence::Unreachable(error.to_string());
+async fn ask(address: &str) -> Result<String, ScrapeFailure> {
+    let unreachable = |error: io::Error| ScrapeFailure::Unreachable(error.to_string());
+    let lost = |error: hyper::Error| ScrapeFailure::Unreachable(error.to_string());
     let socket = TcpStream::connect(address).await.map_err(unreachable)?;
     let (mut requests, connection) = http1::Builder::new()
         .max_buf_size(64 * 1024)
@@ -134,17 +134,17 @@ async fn ask(address: &str) -> Result<String, Silence> {
         .await
         .map_err(lost)?;
     let request = Request::get("/metrics").header(HOST, address).body(Empty::<Bytes>::new());
-    let request = request.map_err(|bad| Silence::Unreachable(bad.to_string()))?;
+    let request = request.map_err(|bad| ScrapeFailure::Unreachable(bad.to_string()))?;
     // The connection task does the I/O, and ends with this task.
     let mut connections = JoinSet::new();
     connections.spawn(connection);
     let response = requests.send_request(request).await.map_err(lost)?;
     if !response.status().is_success() {
-        return Err(Silence::Senseless(format!("status {}", response.status())));
+        return Err(ScrapeFailure::Senseless(format!("status {}", response.status())));
     }
     let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;
-    let body = body.map_err(|why| Silence::Senseless(why.to_string()))?.to_bytes();
-    String::from_utf8(body.into()).map_err(|_| Silence::Senseless("not UTF-8".into()))
+    let body = body.map_err(|why| ScrapeFailure::Senseless(why.to_string()))?.to_bytes();
+    String::from_utf8(body.into()).map_err(|_| ScrapeFailure::Senseless("not UTF-8".into()))
 }
 
 impl Scraper {
@@ -154,12 +154,16 @@ impl Scraper {
     /// The error of the operating system.
     pub fn new() -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Self { runtime: Some(runtime), clock: Clock::start() })
+        Ok(Self { runtime: Some(runtime), clock: MonotonicClock::start() })
     }
 
     /// Asks all servers, each given as an address and a port, and waits until each has answered or
     /// exceeded `within`. The results are in the order of `addresses`.
-    pub fn ask(&self, addresses: &[String], within: Duration) -> Vec<Result<Numbers, Silence>> {
+    pub fn ask(
+        &self,
+        addresses: &[String],
+        within: Duration,
+    ) -> Vec<Result<ServerSamples, ScrapeFailure>> {
         let Some(runtime) = &self.runtime else { return Vec::new() };
         let (places, clock) = (Arc::new(Semaphore::new(TOGETHER)), self.clock);
         let one = |address: &String| {
@@ -167,16 +171,17 @@ impl Scraper {
             runtime.spawn(async move {
                 let _place = places.acquire_owned().await;
                 let answer = tokio::time::timeout(within, ask(&address)).await;
-                let text = answer.unwrap_or(Err(Silence::TimedOut))?;
-                let numbers = Numbers::parse(&text).map_err(Silence::Senseless)?;
-                Ok(Numbers { at_ns: clock.now_ns(), ..numbers })
+                let text = answer.unwrap_or(Err(ScrapeFailure::TimedOut))?;
+                let numbers = ServerSamples::parse(&text).map_err(ScrapeFailure::Senseless)?;
+                Ok(ServerSamples { at_ns: clock.now_ns(), ..numbers })
             })
         };
         let asked: Vec<_> = addresses.iter().map(one).collect();
         runtime.block_on(async {
             let mut answers = Vec::with_capacity(asked.len());
             for answer in asked {
-                let ended = |why: tokio::task::JoinError| Err(Silence::Senseless(why.to_string()));
+                let ended =
+                    |why: tokio::task::JoinError| Err(ScrapeFailure::Senseless(why.to_string()));
                 answers.push(answer.await.unwrap_or_else(ended));
             }
             answers
@@ -196,7 +201,7 @@ impl Drop for Scraper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{Kind, Metrics, MetricsServer, Sample};
+    use crate::metrics::{MetricKind, MetricSample, Metrics, MetricsServer};
     use std::io::{Read, Write};
     use std::net::{Ipv4Addr, TcpListener};
     use std::sync::Barrier;
@@ -205,15 +210,15 @@ mod tests {
     fn lines_are_read_as_they_are_meant() {
         let text = "# HELP farleaf_a A.\n# TYPE farleaf_a counter\nfarleaf_a_total 7\n\
             farleaf_b{kind=\"x}\\\"\",n=\"1\"} 2\nfarleaf_b{} 3 1700000000\n\nother 1e3\n# EOF\n";
-        let numbers = Numbers::parse(text).unwrap();
+        let numbers = ServerSamples::parse(text).unwrap();
         assert_eq!((numbers.sum("a_total"), numbers.sum("b")), (Some(7.0), Some(5.0)));
         assert_eq!((numbers.sum("other"), numbers.sum("c")), (None, None));
         for wrong in ["x", "x y", "1", " {} 1", "x{a=\"b} 1", "x}1", "x 1e999", "x NaN", "é 1"] {
-            assert!(Numbers::parse(wrong).is_err(), "{wrong}");
+            assert!(ServerSamples::parse(wrong).is_err(), "{wrong}");
         }
         let line = "farleaf_x 1\n";
-        assert!(Numbers::parse(&line.repeat(MAX_NUMBERS)).is_ok());
-        assert!(Numbers::parse(&line.repeat(MAX_NUMBERS + 1)).is_err());
+        assert!(ServerSamples::parse(&line.repeat(MAX_NUMBERS)).is_ok());
+        assert!(ServerSamples::parse(&line.repeat(MAX_NUMBERS + 1)).is_err());
     }
 
     /// Starts a server that answers every connection with `answer`; with `None` it never answers.
@@ -243,8 +248,9 @@ mod tests {
     #[test]
     fn one_that_does_not_answer_holds_nobody_up() {
         let metrics = Metrics::default();
-        metrics.add("operations", "Operations", Kind::Counter, || {
-            let sample = |kind: &str, value| Sample { labels: vec![("kind", kind.into())], value };
+        metrics.add("operations", "Operations", MetricKind::Counter, || {
+            let sample =
+                |kind: &str, value| MetricSample { labels: vec![("kind", kind.into())], value };
             vec![sample("get", 7), sample("scan", 2)]
         });
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -269,11 +275,12 @@ mod tests {
         ];
         let scraper = Scraper::new().unwrap();
         let answers = scraper.ask(&addresses, Duration::from_secs(5));
-        assert_eq!(answers[0], Err(Silence::TimedOut));
+        assert_eq!(answers[0], Err(ScrapeFailure::TimedOut));
         let sum = |place: usize, name| answers[place].as_ref().unwrap().sum(name);
         assert_eq!((sum(1, "x"), sum(5, "operations_total")), (Some(5.0), Some(9.0)));
-        let is_gone = |answer: &Result<_, _>| matches!(answer, Err(Silence::Unreachable(_)));
-        let is_senseless = |answer: &Result<_, _>| matches!(answer, Err(Silence::Senseless(_)));
+        let is_gone = |answer: &Result<_, _>| matches!(answer, Err(ScrapeFailure::Unreachable(_)));
+        let is_senseless =
+            |answer: &Result<_, _>| matches!(answer, Err(ScrapeFailure::Senseless(_)));
         assert!(answers[2..5].iter().all(is_senseless), "{answers:?}");
         assert!(answers[6..].iter().all(is_gone), "{answers:?}");
     }

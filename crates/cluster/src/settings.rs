@@ -6,7 +6,7 @@
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::ConfigError;
 use crate::error::ProgramError;
-use crate::records::{self, Keys, SettingsRecord};
+use crate::records::{self, CatalogKeys, SettingsRecord};
 
 /// Returns the cluster's settings. If there are none yet, writes `mine`.
 ///
@@ -15,7 +15,7 @@ use crate::records::{self, Keys, SettingsRecord};
 /// cannot be read.
 pub fn agree(
     catalog: &dyn Catalog,
-    keys: &Keys,
+    keys: &CatalogKeys,
     mine: &SettingsRecord,
 ) -> Result<(), ProgramError> {
     match records::put_if(catalog, &keys.settings(), None, mine, None) {
@@ -57,7 +57,7 @@ pub fn agree(
 }
 
 /// Maximum number of compute servers of a cluster, including those that join after its creation.
-pub const MOST_COMPUTE_SERVERS: u16 = 64;
+pub const MAX_COMPUTE_SERVERS: u16 = 64;
 
 /// Refuses a compute server whose number no client can reach. Compute servers beyond the initial
 /// number may join; they own no keys until some are moved to them.
@@ -65,7 +65,7 @@ pub const MOST_COMPUTE_SERVERS: u16 = 64;
 /// # Errors
 /// [`ConfigError::Settings`] if `number` is too large.
 pub fn check_compute_number(number: u16, made_with: u16) -> Result<(), ConfigError> {
-    let most = made_with.max(MOST_COMPUTE_SERVERS);
+    let most = made_with.max(MAX_COMPUTE_SERVERS);
     if number < most {
         return Ok(());
     }

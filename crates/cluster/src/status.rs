@@ -6,8 +6,8 @@
 
 use crate::catalog::Catalog;
 use crate::records::{
-    self, ComputeRecord, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord, RecordError,
-    SettingsRecord,
+    self, CatalogKeys, ComputeRecord, IndexRecord, IndexState, MapRecord, MemoryRecord,
+    RecordError, SettingsRecord,
 };
 use crate::text::KeyRecord;
 use serde::Serialize;
@@ -29,7 +29,7 @@ pub struct ClusterStatus {
 
 /// A server as a row of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct StatusRow {
     /// Its kind and number.
     pub server: String,
     /// Whether it is live.
@@ -43,7 +43,7 @@ pub struct Row {
     pub metrics: String,
 }
 
-impl Row {
+impl StatusRow {
     /// Whether this is the row of a memory server.
     pub fn is_memory(&self) -> bool {
         self.server.starts_with("memory")
@@ -55,8 +55,8 @@ impl ClusterStatus {
     ///
     /// # Errors
     /// [`RecordError`].
-    pub fn read(catalog: &dyn Catalog, keys: &Keys) -> Result<Self, RecordError> {
-        fn value<T>(found: Option<(T, crate::catalog::Version)>) -> Option<T> {
+    pub fn read(catalog: &dyn Catalog, keys: &CatalogKeys) -> Result<Self, RecordError> {
+        fn value<T>(found: Option<(T, crate::catalog::EntryVersion)>) -> Option<T> {
             found.map(|(record, _)| record)
         }
         let mut memory: Vec<MemoryRecord> = records::list(catalog, &keys.memory_prefix())?;
@@ -164,7 +164,7 @@ impl ClusterStatus {
     }
 
     /// One row for each server that should exist or does exist.
-    pub fn rows(&self) -> Vec<Row> {
+    pub fn rows(&self) -> Vec<StatusRow> {
         let count = |said: Option<u16>, live: Option<u16>| {
             said.unwrap_or(0).max(live.map_or(0, |number| number.saturating_add(1)))
         };
@@ -177,7 +177,7 @@ impl ClusterStatus {
             said.map(|settings| settings.compute_servers),
             self.compute.last().map(|record| record.number),
         );
-        let gone = |server: String| Row {
+        let gone = |server: String| StatusRow {
             server,
             is_live: false,
             address: String::new(),
@@ -189,7 +189,7 @@ impl ClusterStatus {
             let row = gone(format!("memory server {number}"));
             match self.memory_server(number) {
                 None => row,
-                Some(record) => Row {
+                Some(record) => StatusRow {
                     is_live: true,
                     address: format!("{} {}", record.transport, record.address),
                     epoch: format!("{:016x}", record.epoch),
@@ -203,7 +203,7 @@ impl ClusterStatus {
             let row = gone(format!("compute server {number}"));
             match self.compute_server(number) {
                 None => row,
-                Some(record) => Row {
+                Some(record) => StatusRow {
                     is_live: true,
                     address: record.address.clone(),
                     epoch: format!("{:016x}", record.epoch),
@@ -221,10 +221,10 @@ impl ClusterStatus {
 mod tests {
     use super::*;
     use crate::records::IndexName;
-    use crate::records::Transport;
+    use crate::records::PoolTransport;
 
     fn memory(number: u16, epoch: u64) -> MemoryRecord {
-        let (transport, address) = (Transport::Tcp, "127.0.0.1:1".to_owned());
+        let (transport, address) = (PoolTransport::Tcp, "127.0.0.1:1".to_owned());
         MemoryRecord { number, pid: 1, transport, address, epoch, generation: 1, metrics: None }
     }
 
@@ -246,7 +246,7 @@ mod tests {
             settings: Some(SettingsRecord {
                 memory_servers: 2,
                 compute_servers: 2,
-                transport: Transport::Tcp,
+                transport: PoolTransport::Tcp,
                 placement_level: 3,
                 keys: "u64".to_owned(),
                 page_bytes: 1024,

@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: any number of threads; clones share one request.
 
-use crate::clock::Clock;
+use crate::clock::MonotonicClock;
 use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -13,7 +13,7 @@ use std::sync::Condvar;
 use std::time::Duration;
 
 #[derive(Debug, Default)]
-struct Shared {
+struct StopShared {
     is_raised: Mutex<bool>,
     raised: Condvar,
 }
@@ -29,9 +29,9 @@ fn is_ignored(signal: i32) -> bool {
 
 /// Whether the program should end.
 #[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<Shared>);
+pub struct StopSignal(Arc<StopShared>);
 
-impl Stop {
+impl StopSignal {
     /// Creates a request that SIGTERM, SIGINT and SIGHUP raise. From then on these signals have no
     /// other effect in this process, however often they come. A SIGHUP that the process was started
     /// to ignore stays ignored.
@@ -70,7 +70,7 @@ impl Stop {
 
     /// Waits for this long, or until the end is requested; returns whether it has been.
     pub fn wait(&self, for_at_most: Duration) -> bool {
-        let clock = Clock::start();
+        let clock = MonotonicClock::start();
         let mut is_raised = lock(&self.0.is_raised);
         while !*is_raised {
             let Some(left) =

@@ -44,7 +44,7 @@ impl fmt::Display for KeyRecord {
 }
 
 /// The bounds of a range of keys.
-pub type Bounds<K> = (Bound<K>, Bound<K>);
+pub type KeyBounds<K> = (Bound<K>, Bound<K>);
 
 /// Keys and values with a text form for people.
 pub trait Textual: ToOwned {
@@ -74,7 +74,7 @@ pub trait Textual: ToOwned {
     fn of_record(record: &KeyRecord) -> Option<Self::Owned>;
 
     /// The range of the keys that begin with `prefix`; `None` if these keys have no prefixes.
-    fn with_prefix(prefix: Self::Owned) -> Option<Bounds<Self::Owned>>;
+    fn with_prefix(prefix: Self::Owned) -> Option<KeyBounds<Self::Owned>>;
 
     /// The initial boundaries between `servers` compute servers of a cluster for which none were
     /// given.
@@ -131,7 +131,7 @@ impl Textual for u64 {
         }
     }
 
-    fn with_prefix(_prefix: u64) -> Option<Bounds<u64>> {
+    fn with_prefix(_prefix: u64) -> Option<KeyBounds<u64>> {
         None
     }
 
@@ -244,7 +244,7 @@ impl Textual for [u8] {
         }
     }
 
-    fn with_prefix(prefix: Vec<u8>) -> Option<Bounds<Vec<u8>>> {
+    fn with_prefix(prefix: Vec<u8>) -> Option<KeyBounds<Vec<u8>>> {
         let mut end = prefix.clone();
         while end.pop_if(|last| *last == u8::MAX).is_some() {}
         let upper = match end.last_mut() {

@@ -7,7 +7,7 @@
 use farleaf_cluster::catalog::{
     Catalog, CatalogError, EmbeddedCatalog, EmbeddedConfig, RemoteCatalog,
 };
-use farleaf_cluster::stop::Stop;
+use farleaf_cluster::stop::StopSignal;
 use farleaf_fabric::handshake::{HandshakeError, Token};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
@@ -25,7 +25,7 @@ fn embedded(folder: &Path, port: u16) -> EmbeddedCatalog {
 
 /// Waits until a condition holds, and panics if it never does.
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let never = Stop::default();
+    let never = StopSignal::default();
     for _ in 0..600 {
         if holds() {
             return;

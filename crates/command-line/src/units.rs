@@ -1,9 +1,9 @@
 //! Parsers of numbers as people write them: `20_000_000`, `20M`, `64Mi`.
 
-use farleaf_bench::driver::Moment;
+use farleaf_bench::driver::MeasurementMoment;
 use farleaf_bench::strings::KeyForm;
 use farleaf_fabric::numbers::{THOUSANDS, scaled};
-use farleaf_page::MOST_BLOCK_BYTES;
+use farleaf_page::MAX_BLOCK_BYTES;
 use std::ops::RangeInclusive;
 
 /// Parses a count: digits, optionally with `_` between them and a suffix `k`, `M`, `G` or `T`
@@ -92,18 +92,18 @@ pub fn seconds(text: &str) -> Result<f64, String> {
 }
 
 /// Parses a moment: a fraction of the run such as `50%`, or seconds.
-pub fn moment(text: &str) -> Result<Moment, String> {
+pub fn moment(text: &str) -> Result<MeasurementMoment, String> {
     let wrong = || {
         "expected a part of the run above 0% and below 100%, such as 50%, or a number of seconds from \
          0.000001 to 86400"
             .to_owned()
     };
     match text.strip_suffix('%') {
-        Some(percent) => {
-            part(percent).map(|percent| Moment::Share(percent / 100.0)).map_err(|_| wrong())
-        }
+        Some(percent) => part(percent)
+            .map(|percent| MeasurementMoment::Share(percent / 100.0))
+            .map_err(|_| wrong()),
         None => seconds(text)
-            .map(|seconds| Moment::Nanoseconds((seconds * 1e9) as u64))
+            .map(|seconds| MeasurementMoment::Nanoseconds((seconds * 1e9) as u64))
             .map_err(|_| wrong()),
     }
 }
@@ -145,8 +145,8 @@ pub fn value_bytes(text: &str) -> Result<RangeInclusive<usize>, String> {
 
 /// Parses the length of the longest values that leaves store.
 pub fn inline_bytes(text: &str) -> Result<usize, String> {
-    let bytes = text.parse().ok().filter(|bytes| *bytes <= MOST_BLOCK_BYTES);
-    bytes.ok_or_else(|| format!("expected a number of bytes up to {MOST_BLOCK_BYTES}"))
+    let bytes = text.parse().ok().filter(|bytes| *bytes <= MAX_BLOCK_BYTES);
+    bytes.ok_or_else(|| format!("expected a number of bytes up to {MAX_BLOCK_BYTES}"))
 }
 
 fn within(text: &str, least: f64, most: f64, expected: &str) -> Result<f64, String> {
@@ -190,8 +190,8 @@ mod tests {
 
     #[test]
     fn moments_are_parts_or_seconds() {
-        assert_eq!(moment("50%"), Ok(Moment::Share(0.5)));
-        assert_eq!(moment("2.5"), Ok(Moment::Nanoseconds(2_500_000_000)));
+        assert_eq!(moment("50%"), Ok(MeasurementMoment::Share(0.5)));
+        assert_eq!(moment("2.5"), Ok(MeasurementMoment::Nanoseconds(2_500_000_000)));
         for wrong in ["", "%", "0%", "100%", "-1%", "NaN%", "0", "-3", "x", "5s", "50 %"] {
             assert!(moment(wrong).is_err(), "{wrong}");
         }

@@ -1,8 +1,8 @@
 //! Contenders of the comparison: indexes that are loaded and then used through sessions, one per
 //! thread.
 //!
-//! Every contender runs the same loop, [`Round::work`], over the same operations; only the index
-//! differs. Operations are drawn before the clock starts, so drawing them does not count.
+//! Every contender runs the same loop, [`ContenderRound::work`], over the same operations; only the
+//! index differs. Operations are drawn before the clock starts, so drawing them does not count.
 //!
 //! *Invariants*
 //! - contender.N1. An operation that fails or does not find its key ends the whole comparison, so
@@ -12,9 +12,9 @@
 //! *Thread safety*: a contender runs the sessions of a round on its own threads. A session belongs
 //! to one thread.
 
-use crate::keys::{Key, Keys, Owned};
+use crate::keys::{BorrowedKey, LoadedKeys, OwnedLoadedKey};
 use anyhow::ensure;
-use farleaf_bench::workload::{Inserted, Operation, OperationStream, StreamConfig};
+use farleaf_bench::workload::{InsertedCounts, OperationStream, StreamConfig, WorkloadOperation};
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
 use std::borrow::Borrow;
@@ -23,7 +23,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// An index that takes part in the comparison.
-pub(crate) trait Contender<K: Keys> {
+pub(crate) trait Contender<K: LoadedKeys> {
     /// The name in the table.
     fn name(&self) -> &'static str;
 
@@ -31,7 +31,7 @@ pub(crate) trait Contender<K: Keys> {
     fn load(&mut self, keys: &K) -> anyhow::Result<()>;
 
     /// Looks up keys in order, in a single session.
-    fn look_up(&self, keys: &[Owned<K>]) -> anyhow::Result<Vec<Option<K::Value>>>;
+    fn look_up(&self, keys: &[OwnedLoadedKey<K>]) -> anyhow::Result<Vec<Option<K::Value>>>;
 
     /// Whether it has batch operations that are faster than single ones.
     fn has_groups(&self) -> bool {
@@ -39,24 +39,30 @@ pub(crate) trait Contender<K: Keys> {
     }
 
     /// Runs `round` with a session per thread, and returns each thread's tally.
-    fn run(&self, round: &Round<K>) -> anyhow::Result<Vec<Tally>>;
+    fn run(&self, round: &ContenderRound<K>) -> anyhow::Result<Vec<ThreadTally>>;
 }
 
 /// One thread's access to an index. The futures of in-memory indexes are ready at once.
-pub(crate) trait Session<K: Keys> {
+pub(crate) trait ContenderSession<K: LoadedKeys> {
     /// Looks `key` up.
-    fn get(&self, key: &Key<K>) -> impl Future<Output = Result<Option<K::Value>, IndexError>>;
+    fn get(
+        &self,
+        key: &BorrowedKey<K>,
+    ) -> impl Future<Output = Result<Option<K::Value>, IndexError>>;
 
     /// Changes the value of `key`. Returns `false` if the index can tell that the key is missing.
     fn update(
         &self,
-        key: &Key<K>,
+        key: &BorrowedKey<K>,
         value: K::Value,
     ) -> impl Future<Output = Result<bool, IndexError>>;
 
     /// Executes a step alone. Returns whether it found its key.
     #[inline(always)]
-    fn execute(&self, step: &Step<K>) -> impl Future<Output = Result<bool, IndexError>> {
+    fn execute(
+        &self,
+        step: &CompactOperation<K>,
+    ) -> impl Future<Output = Result<bool, IndexError>> {
         async move {
             match step.value == K::LOOKUP {
                 true => Ok(self.get(step.key.borrow()).await?.is_some()),
@@ -67,7 +73,10 @@ pub(crate) trait Session<K: Keys> {
 
     /// Executes several steps. Returns how many did not find their key.
     #[inline]
-    fn execute_all(&self, steps: &[Step<K>]) -> impl Future<Output = Result<u64, IndexError>> {
+    fn execute_all(
+        &self,
+        steps: &[CompactOperation<K>],
+    ) -> impl Future<Output = Result<u64, IndexError>> {
         async move {
             let mut missed = 0;
             for step in steps {
@@ -80,7 +89,7 @@ pub(crate) trait Session<K: Keys> {
 
 /// The work of one thread in a round.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tally {
+pub(crate) struct ThreadTally {
     /// Number of operations.
     pub(crate) operations: u64,
     /// Number of lookups and updates that did not find their key.
@@ -91,9 +100,9 @@ pub(crate) struct Tally {
 
 /// An operation in compact form: the loop reads many of them in order while it searches the index.
 #[derive(Debug)]
-pub(crate) struct Step<K: Keys> {
-    pub(crate) key: Owned<K>,
-    /// The new value, or [`Keys::LOOKUP`]. (Values drawn from a stream are never 0.)
+pub(crate) struct CompactOperation<K: LoadedKeys> {
+    pub(crate) key: OwnedLoadedKey<K>,
+    /// The new value, or [`LoadedKeys::LOOKUP`]. (Values drawn from a stream are never 0.)
     pub(crate) value: K::Value,
 }
 
@@ -102,9 +111,9 @@ const STEPS_PER_CLOCK: usize = 64;
 
 /// The work that each contender does in turn.
 #[derive(Debug)]
-pub(crate) struct Round<K: Keys> {
+pub(crate) struct ContenderRound<K: LoadedKeys> {
     /// The steps of each thread.
-    steps: Vec<Vec<Step<K>>>,
+    steps: Vec<Vec<CompactOperation<K>>>,
     duration: Duration,
     /// Number of steps that a session executes in one call.
     batch: usize,
@@ -112,7 +121,7 @@ pub(crate) struct Round<K: Keys> {
     start: Barrier,
 }
 
-impl<K: Keys> Round<K> {
+impl<K: LoadedKeys> ContenderRound<K> {
     /// Draws the operations of `threads` clients, each of which works for `duration`.
     ///
     /// # Errors
@@ -123,13 +132,15 @@ impl<K: Keys> Round<K> {
         threads: usize,
         duration: Duration,
     ) -> anyhow::Result<Self> {
-        let inserted = Arc::new(Inserted::new(threads, 0));
+        let inserted = Arc::new(InsertedCounts::new(threads, 0));
         let steps_of = |thread| {
             let mut stream = OperationStream::new(config, thread, &inserted);
             let step = |_| match stream.next() {
-                Some(Operation::Get { key }) => Ok(Step { key: keys.key(key), value: K::LOOKUP }),
-                Some(Operation::Update { key, value }) => {
-                    Ok(Step { key: keys.key(key), value: K::value(value) })
+                Some(WorkloadOperation::Get { key }) => {
+                    Ok(CompactOperation { key: keys.key(key), value: K::LOOKUP })
+                }
+                Some(WorkloadOperation::Update { key, value }) => {
+                    Ok(CompactOperation { key: keys.key(key), value: K::value(value) })
                 }
                 other => anyhow::bail!("only lookups and updates are compared, not {other:?}"),
             };
@@ -159,11 +170,11 @@ impl<K: Keys> Round<K> {
     /// # Errors
     /// The error of the first operation that fails.
     #[expect(clippy::disallowed_methods, reason = "this measures real time")]
-    pub(crate) async fn work<S: Session<K>>(
+    pub(crate) async fn work<S: ContenderSession<K>>(
         &self,
         session: &S,
         thread: usize,
-    ) -> Result<Tally, IndexError> {
+    ) -> Result<ThreadTally, IndexError> {
         let (mut operations, mut missed) = (0, 0);
         let mut first_error = None;
         self.start.wait();
@@ -191,7 +202,7 @@ impl<K: Keys> Round<K> {
         }
         match first_error {
             Some(error) => Err(error),
-            None => Ok(Tally { operations, missed, elapsed: started.elapsed() }),
+            None => Ok(ThreadTally { operations, missed, elapsed: started.elapsed() }),
         }
     }
 }
@@ -200,14 +211,14 @@ impl<K: Keys> Round<K> {
 ///
 /// # Errors
 /// If an operation fails or does not find its key (contender.N1).
-pub(crate) fn measure<K: Keys>(
+pub(crate) fn measure<K: LoadedKeys>(
     contender: &dyn Contender<K>,
-    round: &Round<K>,
+    round: &ContenderRound<K>,
 ) -> anyhow::Result<f64> {
     let tallies = contender.run(round)?;
     let missed: u64 = tallies.iter().map(|tally| tally.missed).sum();
     ensure!(missed == 0, "{}: {missed} operations did not find their key", contender.name());
-    let rate = |tally: &Tally| tally.operations as f64 / tally.elapsed.as_secs_f64() / 1e6;
+    let rate = |tally: &ThreadTally| tally.operations as f64 / tally.elapsed.as_secs_f64() / 1e6;
     Ok(tallies.iter().map(rate).sum())
 }
 
@@ -218,7 +229,7 @@ const VERIFY_EVERY: usize = 1_000;
 ///
 /// # Errors
 /// If a sampled key has the wrong value.
-pub(crate) fn verify<K: Keys>(contender: &dyn Contender<K>, keys: &K) -> anyhow::Result<()> {
+pub(crate) fn verify<K: LoadedKeys>(contender: &dyn Contender<K>, keys: &K) -> anyhow::Result<()> {
     let (name, numbers) = (contender.name(), keys.space());
     let places = || (0..numbers.len()).step_by(VERIFY_EVERY);
     let loaded: Vec<_> = places().map(|place| keys.key(numbers.key(place))).collect();

@@ -2,8 +2,10 @@
 //!
 //! *Thread safety*: the same as for [`Contender`].
 
-use crate::contender::{Contender, Round, Session, Step, Tally};
-use crate::keys::{ByteKeys, InPage, Key, Keys, Owned};
+use crate::contender::{
+    CompactOperation, Contender, ContenderRound, ContenderSession, ThreadTally,
+};
+use crate::keys::{BorrowedKey, ByteKeys, InPage, LoadedKeys, OwnedLoadedKey};
 use anyhow::Context;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
@@ -12,7 +14,7 @@ use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, ServerId};
-use farleaf_index::{Action, Design, IndexError, LeafEdit, RangeIndex};
+use farleaf_index::{Design, EditAction, IndexError, LeafEdit, RangeIndex};
 use farleaf_page::Layout;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -28,11 +30,11 @@ const MEMORY_SERVERS: u16 = 4;
 const FILL: f64 = 0.7;
 
 /// A list of contenders.
-type Contenders<K> = Vec<Box<dyn Contender<K>>>;
+type DesignContenders<K> = Vec<Box<dyn Contender<K>>>;
 
 /// All designs, in one table. To add one, add a line with its options, including those of its
 /// cache.
-pub(crate) fn all(keys: &KeySpace) -> anyhow::Result<Contenders<KeySpace>> {
+pub(crate) fn all(keys: &KeySpace) -> anyhow::Result<DesignContenders<KeySpace>> {
     let boundaries = keys.boundaries(&[1; MEMORY_SERVERS as usize]);
     let range = Partitioning::Range { boundaries: boundaries.clone() };
     Ok(vec![
@@ -45,39 +47,40 @@ pub(crate) fn all(keys: &KeySpace) -> anyhow::Result<Contenders<KeySpace>> {
 }
 
 /// The designs that are compared on byte strings: the tree, and the one that caches it.
-pub(crate) fn of_bytes(keys: &ByteKeys) -> anyhow::Result<Contenders<ByteKeys>> {
+pub(crate) fn of_bytes(keys: &ByteKeys) -> anyhow::Result<DesignContenders<ByteKeys>> {
     Ok(vec![
         contender::<SingleMachine, _>(&single_machine(keys), keys)?,
         contender::<Dex, _>(&DexOptions::with_boundaries(Vec::new(), everything(keys)), keys)?,
     ])
 }
 
-fn single_machine<K: Keys>(keys: &K) -> SingleMachineOptions {
+fn single_machine<K: LoadedKeys>(keys: &K) -> SingleMachineOptions {
     SingleMachineOptions::with_pool_bytes(pool_bytes(keys))
 }
 
 /// A cache that holds the whole index.
-fn everything<K: Keys>(keys: &K) -> CacheOptions {
+fn everything<K: LoadedKeys>(keys: &K) -> CacheOptions {
     let bytes = keys.space().len() * keys.most_bytes() + (1 << 20);
     CacheOptions { bytes, ..CacheOptions::default() }
 }
 
 /// Size of a pool that holds all keys at any fill, in bytes. The system provides memory when it is
 /// used.
-fn pool_bytes<K: Keys>(keys: &K) -> usize {
+fn pool_bytes<K: LoadedKeys>(keys: &K) -> usize {
     let bytes = keys.space().len() * 2 * keys.most_bytes() + (64 << 20);
     (bytes as usize).next_multiple_of(1 << 21)
 }
 
-type LocalCluster<K> = <LocalConfig as Provider>::Cluster<MemoryServer<<K as Keys>::Layout>>;
+type CompareCluster<K> =
+    <LocalConfig as Provider>::Cluster<MemoryServer<<K as LoadedKeys>::Layout>>;
 
 /// An index of one design, with its own memory servers.
-struct Farleaf<D: Design<K::Layout>, K: Keys> {
-    cluster: LocalCluster<K>,
+struct Farleaf<D: Design<K::Layout>, K: LoadedKeys> {
+    cluster: CompareCluster<K>,
     compute: D::Compute,
 }
 
-fn contender<D: Design<K::Layout>, K: Keys>(
+fn contender<D: Design<K::Layout>, K: LoadedKeys>(
     options: &D::Options,
     keys: &K,
 ) -> anyhow::Result<Box<dyn Contender<K>>> {
@@ -90,7 +93,7 @@ fn contender<D: Design<K::Layout>, K: Keys>(
     Ok(Box::new(Farleaf::<D, K> { cluster, compute }))
 }
 
-impl<D: Design<K::Layout>, K: Keys> Contender<K> for Farleaf<D, K> {
+impl<D: Design<K::Layout>, K: LoadedKeys> Contender<K> for Farleaf<D, K> {
     fn name(&self) -> &'static str {
         D::NAME
     }
@@ -106,7 +109,7 @@ impl<D: Design<K::Layout>, K: Keys> Contender<K> for Farleaf<D, K> {
         Ok(())
     }
 
-    fn look_up(&self, keys: &[Owned<K>]) -> anyhow::Result<Vec<Option<K::Value>>> {
+    fn look_up(&self, keys: &[OwnedLoadedKey<K>]) -> anyhow::Result<Vec<Option<K::Value>>> {
         let compute = &self.compute;
         let found: Result<_, IndexError> = self.cluster.run_one(async |fabric| {
             let index = D::open(fabric, compute).await?;
@@ -124,13 +127,13 @@ impl<D: Design<K::Layout>, K: Keys> Contender<K> for Farleaf<D, K> {
         true
     }
 
-    fn run(&self, round: &Round<K>) -> anyhow::Result<Vec<Tally>> {
+    fn run(&self, round: &ContenderRound<K>) -> anyhow::Result<Vec<ThreadTally>> {
         let compute = &self.compute;
         let compute_servers = vec![0; round.threads()];
         let tallies = self.cluster.run(&compute_servers, async |fabric, thread| {
             // Returning an error here would leave the other threads waiting at the start barrier.
             let index = D::open(fabric, compute).await.expect("the index was opened before");
-            round.work(&Handle(index, PhantomData), thread).await
+            round.work(&IndexSession(index, PhantomData), thread).await
         });
         let alive = tallies.into_iter().map(|tally| tally.context("a client has died"));
         alive.map(|tally| Ok(tally??)).collect()
@@ -138,25 +141,25 @@ impl<D: Design<K::Layout>, K: Keys> Contender<K> for Farleaf<D, K> {
 }
 
 /// An index handle as a session.
-struct Handle<I, K>(I, PhantomData<K>);
+struct IndexSession<I, K>(I, PhantomData<K>);
 
-impl<K, I> Session<K> for Handle<I, K>
+impl<K, I> ContenderSession<K> for IndexSession<I, K>
 where
-    K: Keys,
-    I: RangeIndex<Key = Key<K>, Value = InPage<K>>,
+    K: LoadedKeys,
+    I: RangeIndex<Key = BorrowedKey<K>, Value = InPage<K>>,
 {
     #[inline(always)]
-    async fn get(&self, key: &Key<K>) -> Result<Option<K::Value>, IndexError> {
+    async fn get(&self, key: &BorrowedKey<K>) -> Result<Option<K::Value>, IndexError> {
         let value = self.0.get(key).await?;
         Ok(value.and_then(|value| K::found(K::Layout::value(&value))))
     }
 
     #[inline(always)]
-    async fn update(&self, key: &Key<K>, value: K::Value) -> Result<bool, IndexError> {
+    async fn update(&self, key: &BorrowedKey<K>, value: K::Value) -> Result<bool, IndexError> {
         self.0.update(key, value.borrow()).await
     }
 
-    async fn execute_all(&self, steps: &[Step<K>]) -> Result<u64, IndexError> {
+    async fn execute_all(&self, steps: &[CompactOperation<K>]) -> Result<u64, IndexError> {
         let edits: Vec<_> = steps.iter().map(edit_of).collect();
         let mut missed = 0;
         for answer in self.0.execute_all(&edits).await {
@@ -166,10 +169,10 @@ where
     }
 }
 
-fn edit_of<K: Keys>(step: &Step<K>) -> LeafEdit<&Key<K>, &InPage<K>> {
+fn edit_of<K: LoadedKeys>(step: &CompactOperation<K>) -> LeafEdit<&BorrowedKey<K>, &InPage<K>> {
     let key = K::Layout::key(&step.key);
     match step.value == K::LOOKUP {
-        true => LeafEdit { key, action: Action::Get },
-        false => LeafEdit { key, action: Action::Update(step.value.borrow()) },
+        true => LeafEdit { key, action: EditAction::Get },
+        false => LeafEdit { key, action: EditAction::Update(step.value.borrow()) },
     }
 }

@@ -3,17 +3,17 @@
 //! *Thread safety*: plain values.
 
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::strings::Strings;
+use farleaf_bench::strings::StringForm;
 use farleaf_index::Naming;
 use farleaf_page::{Bytes, Fixed8, Layout, OwnedKey};
 use std::borrow::Borrow;
 use std::fmt::Debug;
 
 /// Byte strings, in pages of 1 KiB.
-pub(crate) type ByteKeys = Strings<128>;
+pub(crate) type ByteKeys = StringForm<128>;
 
 /// The loaded keys, by number.
-pub(crate) trait Keys: Debug + Send + Sync + 'static {
+pub(crate) trait LoadedKeys: Debug + Send + Sync + 'static {
     /// The layout of the designs' pages.
     type Layout: Layout<Key: Sync>;
     /// A value in the form that contenders return.
@@ -39,20 +39,20 @@ pub(crate) trait Keys: Debug + Send + Sync + 'static {
     fn found(value: &InPage<Self>) -> Option<Self::Value>;
 
     /// A key's bytes, in the order of keys.
-    fn key_bytes(key: &Key<Self>) -> impl AsRef<[u8]>;
+    fn key_bytes(key: &BorrowedKey<Self>) -> impl AsRef<[u8]>;
 
     /// A generous estimate of the bytes of pages per record.
     fn most_bytes(&self) -> u64;
 }
 
 /// The type of keys, borrowed.
-pub(crate) type Key<K> = <<K as Keys>::Layout as Layout>::Key;
+pub(crate) type BorrowedKey<K> = <<K as LoadedKeys>::Layout as Layout>::Key;
 /// A value in the layout's form.
-pub(crate) type InPage<K> = <<K as Keys>::Layout as Layout>::Value;
+pub(crate) type InPage<K> = <<K as LoadedKeys>::Layout as Layout>::Value;
 /// The type of keys, owned.
-pub(crate) type Owned<K> = OwnedKey<<K as Keys>::Layout>;
+pub(crate) type OwnedLoadedKey<K> = OwnedKey<<K as LoadedKeys>::Layout>;
 
-impl Keys for KeySpace {
+impl LoadedKeys for KeySpace {
     type Layout = Fixed8;
     type Value = u64;
 
@@ -88,7 +88,7 @@ impl Keys for KeySpace {
     }
 }
 
-impl Keys for ByteKeys {
+impl LoadedKeys for ByteKeys {
     type Layout = Bytes<128>;
     type Value = [u8; 8];
 

@@ -44,11 +44,11 @@ use anyhow::{Context, ensure};
 use clap::{Parser, Subcommand};
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
-use contender::{Contender, Round, measure, verify};
+use contender::{Contender, ContenderRound, measure, verify};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::strings::KeyForm;
 use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
-use keys::{ByteKeys, Keys};
+use keys::{ByteKeys, LoadedKeys};
 use serde::Serialize;
 use std::io::Write;
 use std::time::Duration;
@@ -61,9 +61,9 @@ use std::time::Duration;
     args_conflicts_with_subcommands = true,
     disable_help_subcommand = true
 )]
-struct Arguments {
+struct CompareArguments {
     #[command(subcommand)]
-    other: Option<Other>,
+    other: Option<OtherComparison>,
     /// Load this many keys, evenly spread over all 64-bit numbers; k, M and G may follow the number
     #[arg(long, value_name = "N", default_value = "2M", value_parser = count)]
     keys: u64,
@@ -117,7 +117,7 @@ struct Arguments {
 
 /// Comparisons of other things than ordered indexes in memory.
 #[derive(Debug, Subcommand)]
-enum Other {
+enum OtherComparison {
     Lsm(lsm::LsmArguments),
 }
 
@@ -160,12 +160,12 @@ struct Comparison {
     seconds: f64,
     rounds: u32,
     seed: u64,
-    rows: Vec<Row>,
+    rows: Vec<ContenderRow>,
 }
 
 /// The result of one contender at one number of threads.
 #[derive(Debug, Serialize)]
-struct Row {
+struct ContenderRow {
     contender: &'static str,
     threads: u16,
     /// Number of operations in one call.
@@ -185,9 +185,9 @@ const LOCAL: &str = "local";
 const WARM_UP_PART: u32 = 10;
 
 fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+    let arguments = CompareArguments::parse();
     let text = match &arguments.other {
-        Some(Other::Lsm(arguments)) => {
+        Some(OtherComparison::Lsm(arguments)) => {
             let comparison = lsm::compare(arguments)?;
             match arguments.json {
                 true => serde_json::to_string_pretty(&comparison)?,
@@ -206,7 +206,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn compare(arguments: &Arguments) -> anyhow::Result<Comparison> {
+fn compare(arguments: &CompareArguments) -> anyhow::Result<Comparison> {
     match &arguments.key_form {
         None => {
             let keys = KeySpace::spread(arguments.keys);
@@ -222,8 +222,8 @@ fn compare(arguments: &Arguments) -> anyhow::Result<Comparison> {
     }
 }
 
-fn compare_on<K: Keys>(
-    arguments: &Arguments,
+fn compare_on<K: LoadedKeys>(
+    arguments: &CompareArguments,
     keys: &K,
     all: Vec<Box<dyn Contender<K>>>,
 ) -> anyhow::Result<Comparison> {
@@ -239,7 +239,7 @@ fn compare_on<K: Keys>(
             if contender.name() == LOCAL && *batch == 1 {
                 local = median;
             }
-            rows.push(Row {
+            rows.push(ContenderRow {
                 contender: contender.name(),
                 threads: *threads,
                 batch: *batch,
@@ -263,8 +263,8 @@ fn compare_on<K: Keys>(
 }
 
 /// Loads and checks the requested contenders, `local` first.
-fn contenders<K: Keys>(
-    arguments: &Arguments,
+fn contenders<K: LoadedKeys>(
+    arguments: &CompareArguments,
     keys: &K,
     mut all: Vec<Box<dyn Contender<K>>>,
 ) -> anyhow::Result<Vec<Box<dyn Contender<K>>>> {
@@ -287,13 +287,13 @@ fn contenders<K: Keys>(
 }
 
 /// A contender, and the number of operations that it gets in one call.
-type Entry<'a, K> = (&'a dyn Contender<K>, u16);
+type ContenderEntry<'a, K> = (&'a dyn Contender<K>, u16);
 
 /// The entries of a round: each contender with single operations and, where supported, with groups.
-fn entries<'a, K: Keys>(
-    arguments: &Arguments,
+fn entries<'a, K: LoadedKeys>(
+    arguments: &CompareArguments,
     contenders: &'a [Box<dyn Contender<K>>],
-) -> Vec<Entry<'a, K>> {
+) -> Vec<ContenderEntry<'a, K>> {
     let batches = || [1].into_iter().chain(arguments.batch.iter().copied().filter(|n| *n > 1));
     let of = |contender: &'a dyn Contender<K>| {
         let batches = batches().filter(|batch| *batch == 1 || contender.has_groups());
@@ -303,11 +303,11 @@ fn entries<'a, K: Keys>(
 }
 
 /// Runs all rounds and returns the samples of each entry.
-fn rounds<K: Keys>(
-    arguments: &Arguments,
+fn rounds<K: LoadedKeys>(
+    arguments: &CompareArguments,
     keys: &K,
     threads: u16,
-    entries: &[Entry<'_, K>],
+    entries: &[ContenderEntry<'_, K>],
 ) -> anyhow::Result<Vec<Vec<f64>>> {
     let mut samples = vec![Vec::new(); entries.len()];
     for round in 0..arguments.rounds {
@@ -319,7 +319,7 @@ fn rounds<K: Keys>(
             seed: arguments.seed.wrapping_add(round.into()),
             harness: Harness::default(),
         };
-        let mut work = Round::new(keys, &config, threads.into(), arguments.seconds)?;
+        let mut work = ContenderRound::new(keys, &config, threads.into(), arguments.seconds)?;
         for turn in 0..entries.len() {
             let which = (turn + round as usize) % entries.len();
             let (contender, batch) = entries[which];
@@ -371,14 +371,14 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
-    fn parsed(more: &[&str]) -> Arguments {
+    fn parsed(more: &[&str]) -> CompareArguments {
         let few = ["farleaf-compare", "--keys", "20k", "--seconds", "0.01", "--rounds", "2"];
-        Arguments::parse_from(few.iter().chain(more))
+        CompareArguments::parse_from(few.iter().chain(more))
     }
 
     #[test]
     fn the_command_line_is_well_formed() {
-        Arguments::command().debug_assert();
+        CompareArguments::command().debug_assert();
         assert_eq!(count("3k"), Ok(3_000));
         assert!(count("0").is_err() && count("M").is_err() && count("99999999999G").is_err());
         assert!(lookups_and_updates("ycsb-d").is_err() && lookups_and_updates("ycsb-a").is_ok());
@@ -450,7 +450,10 @@ mod tests {
             self.0.look_up(keys)
         }
 
-        fn run(&self, round: &Round<KeySpace>) -> anyhow::Result<Vec<contender::Tally>> {
+        fn run(
+            &self,
+            round: &ContenderRound<KeySpace>,
+        ) -> anyhow::Result<Vec<contender::ThreadTally>> {
             self.0.run(round)
         }
     }
@@ -470,7 +473,7 @@ mod tests {
             seed: 1,
             harness: Harness::default(),
         };
-        let round = Round::new(&keys, &config, 1, arguments.seconds).unwrap();
+        let round = ContenderRound::new(&keys, &config, 1, arguments.seconds).unwrap();
         let error = measure(&forgetful, &round).unwrap_err().to_string();
         assert!(error.contains("did not find their key"), "{error}");
     }

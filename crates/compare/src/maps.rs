@@ -6,8 +6,8 @@
 //!
 //! *Thread safety*: all threads of a round use a map through `&self`, without further locking.
 
-use crate::contender::{Contender, Round, Session, Tally};
-use crate::keys::{ByteKeys, InPage, Key, Keys, Owned};
+use crate::contender::{Contender, ContenderRound, ContenderSession, ThreadTally};
+use crate::keys::{BorrowedKey, ByteKeys, InPage, LoadedKeys, OwnedLoadedKey};
 use bf_tree::{BfTree, LeafInsertResult, LeafReadResult, StorageBackend};
 use congee::Congee;
 use crossbeam_skiplist::SkipMap;
@@ -24,59 +24,62 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 /// A list of contenders.
-type Contenders<K> = Vec<Box<dyn Contender<K>>>;
+type MapContenders<K> = Vec<Box<dyn Contender<K>>>;
 
 /// All maps of numbers, in the order of the table.
-pub(crate) fn all() -> Contenders<KeySpace> {
+pub(crate) fn all() -> MapContenders<KeySpace> {
     vec![
-        Box::new(Loaded::<Bf>::new()),
-        Box::new(Loaded::<Art>::new()),
-        Box::new(Loaded::<Skip<u64>>::new()),
-        Box::new(Loaded::<Locked<u64, u64>>::new()),
+        Box::new(LoadedMap::<Bf>::new()),
+        Box::new(LoadedMap::<Art>::new()),
+        Box::new(LoadedMap::<Skip<u64>>::new()),
+        Box::new(LoadedMap::<LockedMap<u64, u64>>::new()),
     ]
 }
 
 /// All maps of byte strings, in the order of the table.
-pub(crate) fn of_bytes() -> Contenders<ByteKeys> {
+pub(crate) fn of_bytes() -> MapContenders<ByteKeys> {
     vec![
-        Box::new(Loaded::<Bf>::new()),
-        Box::new(Loaded::<Redb>::new()),
-        Box::new(Loaded::<Skip<Vec<u8>>>::new()),
-        Box::new(Loaded::<Locked<Vec<u8>, Vec<u8>>>::new()),
+        Box::new(LoadedMap::<Bf>::new()),
+        Box::new(LoadedMap::<Redb>::new()),
+        Box::new(LoadedMap::<Skip<Vec<u8>>>::new()),
+        Box::new(LoadedMap::<LockedMap<Vec<u8>, Vec<u8>>>::new()),
     ]
 }
 
 /// An ordered map that threads can share.
-trait Map<K: Keys>: Sync + Sized {
+trait Map<K: LoadedKeys>: Sync + Sized {
     const NAME: &'static str;
 
     /// An empty map with room for these keys.
     fn new(keys: &K) -> anyhow::Result<Self>;
 
     /// Inserts a new key.
-    fn insert(&self, key: &Key<K>, value: K::Value) -> anyhow::Result<()>;
+    fn insert(&self, key: &BorrowedKey<K>, value: K::Value) -> anyhow::Result<()>;
 
     /// Inserts all keys of an empty map.
-    fn fill(&self, records: impl Iterator<Item = (Owned<K>, K::Value)>) -> anyhow::Result<()> {
+    fn fill(
+        &self,
+        records: impl Iterator<Item = (OwnedLoadedKey<K>, K::Value)>,
+    ) -> anyhow::Result<()> {
         for (key, value) in records {
             self.insert(K::Layout::key(&key), value)?;
         }
         Ok(())
     }
 
-    fn get(&self, key: &Key<K>) -> Option<K::Value>;
+    fn get(&self, key: &BorrowedKey<K>) -> Option<K::Value>;
 
     /// Changes the value of an existing key.
-    fn update(&self, key: &Key<K>, value: K::Value) -> bool;
+    fn update(&self, key: &BorrowedKey<K>, value: K::Value) -> bool;
 }
 
 /// A map as a contender.
-struct Loaded<M> {
+struct LoadedMap<M> {
     /// `None` until it is loaded.
     map: Option<M>,
 }
 
-impl<M> Loaded<M> {
+impl<M> LoadedMap<M> {
     fn new() -> Self {
         Self { map: None }
     }
@@ -86,7 +89,7 @@ impl<M> Loaded<M> {
     }
 }
 
-impl<K: Keys, M: Map<K>> Contender<K> for Loaded<M> {
+impl<K: LoadedKeys, M: Map<K>> Contender<K> for LoadedMap<M> {
     fn name(&self) -> &'static str {
         M::NAME
     }
@@ -101,17 +104,17 @@ impl<K: Keys, M: Map<K>> Contender<K> for Loaded<M> {
         Ok(())
     }
 
-    fn look_up(&self, keys: &[Owned<K>]) -> anyhow::Result<Vec<Option<K::Value>>> {
+    fn look_up(&self, keys: &[OwnedLoadedKey<K>]) -> anyhow::Result<Vec<Option<K::Value>>> {
         Ok(keys.iter().map(|key| self.map().get(K::Layout::key(key))).collect())
     }
 
-    fn run(&self, round: &Round<K>) -> anyhow::Result<Vec<Tally>> {
-        let map = Shared(self.map());
+    fn run(&self, round: &ContenderRound<K>) -> anyhow::Result<Vec<ThreadTally>> {
+        let map = MapSession(self.map());
         std::thread::scope(|scope| {
             let start = |thread| scope.spawn(move || now_or_never(round.work(&map, thread)));
             let threads: Vec<_> = (0..round.threads()).map(start).collect();
             let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                let result: Result<Tally, IndexError> = thread.join().expect("no map panics");
+                let result: Result<ThreadTally, IndexError> = thread.join().expect("no map panics");
                 Ok(result?)
             };
             threads.into_iter().map(join).collect()
@@ -120,24 +123,24 @@ impl<K: Keys, M: Map<K>> Contender<K> for Loaded<M> {
 }
 
 /// A map as a session.
-struct Shared<'a, M>(&'a M);
+struct MapSession<'a, M>(&'a M);
 
-impl<M> Clone for Shared<'_, M> {
+impl<M> Clone for MapSession<'_, M> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<M> Copy for Shared<'_, M> {}
+impl<M> Copy for MapSession<'_, M> {}
 
-impl<K: Keys, M: Map<K>> Session<K> for Shared<'_, M> {
+impl<K: LoadedKeys, M: Map<K>> ContenderSession<K> for MapSession<'_, M> {
     #[inline(always)]
-    async fn get(&self, key: &Key<K>) -> Result<Option<K::Value>, IndexError> {
+    async fn get(&self, key: &BorrowedKey<K>) -> Result<Option<K::Value>, IndexError> {
         Ok(self.0.get(key))
     }
 
     #[inline(always)]
-    async fn update(&self, key: &Key<K>, value: K::Value) -> Result<bool, IndexError> {
+    async fn update(&self, key: &BorrowedKey<K>, value: K::Value) -> Result<bool, IndexError> {
         Ok(self.0.update(key, value))
     }
 }
@@ -154,7 +157,7 @@ impl Bf {
     const BUFFER_TIMES: u64 = 4;
 }
 
-impl<K: Keys<Value: BytesOfValue>> Map<K> for Bf {
+impl<K: LoadedKeys<Value: BytesOfValue>> Map<K> for Bf {
     const NAME: &'static str = "bf-tree";
 
     fn new(keys: &K) -> anyhow::Result<Self> {
@@ -172,13 +175,13 @@ impl<K: Keys<Value: BytesOfValue>> Map<K> for Bf {
         Ok(Self(tree.map_err(|error| anyhow::anyhow!("bf-tree: {error:?}"))?))
     }
 
-    fn insert(&self, key: &Key<K>, value: K::Value) -> anyhow::Result<()> {
+    fn insert(&self, key: &BorrowedKey<K>, value: K::Value) -> anyhow::Result<()> {
         anyhow::ensure!(Map::<K>::update(self, key, value), "bf-tree refuses {key:?}");
         Ok(())
     }
 
     #[inline]
-    fn get(&self, key: &Key<K>) -> Option<K::Value> {
+    fn get(&self, key: &BorrowedKey<K>) -> Option<K::Value> {
         let mut value = [0; 8];
         match self.0.read(K::key_bytes(key).as_ref(), &mut value) {
             LeafReadResult::Found(8) => Some(BytesOfValue::of(value)),
@@ -187,7 +190,7 @@ impl<K: Keys<Value: BytesOfValue>> Map<K> for Bf {
     }
 
     #[inline]
-    fn update(&self, key: &Key<K>, value: K::Value) -> bool {
+    fn update(&self, key: &BorrowedKey<K>, value: K::Value) -> bool {
         let result = self.0.insert(K::key_bytes(key).as_ref(), &value.bytes());
         matches!(result, LeafInsertResult::Success)
     }
@@ -253,8 +256,8 @@ struct Skip<Q>(SkipMap<Q, AtomicU64>);
 
 impl<Q, K> Map<K> for Skip<Q>
 where
-    Q: Ord + Send + Borrow<Key<K>> + 'static,
-    K: Keys<Layout: Layout<Key: ToOwned<Owned = Q>>, Value: BytesOfValue>,
+    Q: Ord + Send + Borrow<BorrowedKey<K>> + 'static,
+    K: LoadedKeys<Layout: Layout<Key: ToOwned<Owned = Q>>, Value: BytesOfValue>,
     Self: Sync,
 {
     const NAME: &'static str = "crossbeam-skiplist";
@@ -263,32 +266,32 @@ where
         Ok(Self(SkipMap::new()))
     }
 
-    fn insert(&self, key: &Key<K>, value: K::Value) -> anyhow::Result<()> {
+    fn insert(&self, key: &BorrowedKey<K>, value: K::Value) -> anyhow::Result<()> {
         self.0.insert(key.to_owned(), AtomicU64::new(u64::from_le_bytes(value.bytes())));
         Ok(())
     }
 
     #[inline]
-    fn get(&self, key: &Key<K>) -> Option<K::Value> {
+    fn get(&self, key: &BorrowedKey<K>) -> Option<K::Value> {
         let entry = self.0.get(key)?;
         Some(BytesOfValue::of(entry.value().load(Ordering::Acquire).to_le_bytes()))
     }
 
     #[inline]
-    fn update(&self, key: &Key<K>, value: K::Value) -> bool {
+    fn update(&self, key: &BorrowedKey<K>, value: K::Value) -> bool {
         let value = u64::from_le_bytes(value.bytes());
         self.0.get(key).map(|entry| entry.value().store(value, Ordering::Release)).is_some()
     }
 }
 
 /// The standard library's map behind one lock.
-struct Locked<Q, V>(RwLock<BTreeMap<Q, V>>);
+struct LockedMap<Q, V>(RwLock<BTreeMap<Q, V>>);
 
-impl<Q, V, K> Map<K> for Locked<Q, V>
+impl<Q, V, K> Map<K> for LockedMap<Q, V>
 where
-    Q: Ord + Send + Sync + Borrow<Key<K>>,
+    Q: Ord + Send + Sync + Borrow<BorrowedKey<K>>,
     V: Borrow<InPage<K>> + Send + Sync,
-    K: Keys<Layout: Layout<Key: ToOwned<Owned = Q>, Value: ToOwned<Owned = V>>>,
+    K: LoadedKeys<Layout: Layout<Key: ToOwned<Owned = Q>, Value: ToOwned<Owned = V>>>,
 {
     const NAME: &'static str = "RwLock<BTreeMap>";
 
@@ -296,20 +299,20 @@ where
         Ok(Self(RwLock::new(BTreeMap::new())))
     }
 
-    fn insert(&self, key: &Key<K>, value: K::Value) -> anyhow::Result<()> {
+    fn insert(&self, key: &BorrowedKey<K>, value: K::Value) -> anyhow::Result<()> {
         let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
         map.insert(key.to_owned(), value.borrow().to_owned());
         Ok(())
     }
 
     #[inline]
-    fn get(&self, key: &Key<K>) -> Option<K::Value> {
+    fn get(&self, key: &BorrowedKey<K>) -> Option<K::Value> {
         let map = self.0.read().unwrap_or_else(PoisonError::into_inner);
         map.get(key).and_then(|value| K::found(value.borrow()))
     }
 
     #[inline]
-    fn update(&self, key: &Key<K>, value: K::Value) -> bool {
+    fn update(&self, key: &BorrowedKey<K>, value: K::Value) -> bool {
         let mut map = self.0.write().unwrap_or_else(PoisonError::into_inner);
         map.get_mut(key).map(|held| value.borrow().clone_into(held)).is_some()
     }

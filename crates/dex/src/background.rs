@@ -19,8 +19,8 @@ const NODES_TO_HELP: usize = 4;
 /// The pause between two rounds is the age limit divided by [`LOOKS`], within the bounds below, in
 /// nanoseconds.
 const LOOKS: u64 = 16;
-const SHORTEST_PAUSE_NS: u64 = 200_000;
-const LONGEST_PAUSE_NS: u64 = 50_000_000;
+const MIN_PAUSE_NS: u64 = 200_000;
+const MAX_PAUSE_NS: u64 = 50_000_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Writes nodes back by age until `ended` returns true. Returns at once if this cache has no
@@ -28,7 +28,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn write_back_by_age(&self, ended: &dyn Fn() -> bool) {
         let ages = self.client.cache().ages();
         let limit_ns = ages.limit_ns();
-        let pause_ns = (limit_ns / LOOKS).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS);
+        let pause_ns = (limit_ns / LOOKS).clamp(MIN_PAUSE_NS, MAX_PAUSE_NS);
         while limit_ns > 0 && !ended() {
             // If something cannot be settled now, the next round tries again.
             let _ = self.settle().await;

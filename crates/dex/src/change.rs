@@ -3,11 +3,13 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::descend::{LeafLocation, Offer};
+use super::descend::{LeafLocation, OffloadOffer};
 use crate::cache::Restart;
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::LiveCounters;
-use farleaf_page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe};
+use farleaf_page::{
+    EditAction, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe,
+};
 use farleaf_pool::remote::RemoteError;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
@@ -26,7 +28,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if !self.offload.is_on() {
             return self.read_leaf(Probe::At(key), read).await;
         }
-        let (answer, _) = self.run(LeafEdit { key, action: Action::Get }).await?;
+        let (answer, _) = self.run(LeafEdit { key, action: EditAction::Get }).await?;
         Ok(answer.found)
     }
 
@@ -37,9 +39,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, RemoteError> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, RemoteError> {
         if !edit.changes() {
-            return Ok(Answer::from_lookup(self.get(edit.key).await?));
+            return Ok(EditAnswer::from_lookup(self.get(edit.key).await?));
         }
         let (answer, sparse) = self.run(edit).await?;
         if sparse {
@@ -70,13 +72,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn run(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<(Answer<OwnedValue<L>>, bool), RemoteError> {
+    ) -> Result<(EditAnswer<OwnedValue<L>>, bool), RemoteError> {
         if edit.changes() {
             self.before_change().await;
         }
         let probe = Probe::At(edit.key);
         let mut attempts = None;
-        let mut offer = if self.offload.is_on() { Offer::Edit } else { Offer::Nothing };
+        let mut offer =
+            if self.offload.is_on() { OffloadOffer::Edit } else { OffloadOffer::Nothing };
         loop {
             let restart = match self.try_run(probe, edit, offer).await {
                 Ok(LeafOutcome::Nothing(answer)) => return Ok((answer, false)),
@@ -90,7 +93,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             };
             // The memory server refused: execute the operation here.
             if restart == Some(Restart::Here) {
-                offer = Offer::Nothing;
+                offer = OffloadOffer::Nothing;
             }
             let attempts = attempts.get_or_insert_with(|| self.attempts());
             let restart = restart.unwrap_or(Restart::Again);
@@ -103,8 +106,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         probe: Probe<'_, L::Key>,
         edit: LeafEdit<&L::Key, &L::Value>,
-        offer: Offer,
-    ) -> Result<LeafOutcome<Answer<OwnedValue<L>>>, Restart> {
+        offer: OffloadOffer,
+    ) -> Result<LeafOutcome<EditAnswer<OwnedValue<L>>>, Restart> {
         if self.uncached
             && let Some(outcome) =
                 Box::pin(self.change_in_pool(probe, &|page| edit.apply(page))).await?
@@ -123,7 +126,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         place: LeafLocation<'_, L>,
         probe: Probe<'_, L::Key>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<LeafOutcome<Answer<OwnedValue<L>>>, Restart> {
+    ) -> Result<LeafOutcome<EditAnswer<OwnedValue<L>>>, Restart> {
         match place {
             LeafLocation::Hot(leaf) => {
                 let outcome = if edit.changes() {

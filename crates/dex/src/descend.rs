@@ -22,7 +22,7 @@ use farleaf_pool::remote::RemoteError;
 
 /// A node and the child word that led to it. The root has no parent.
 #[derive(Debug)]
-pub(super) struct Below<'a, L: Layout> {
+pub(super) struct DescentNode<'a, L: Layout> {
     /// The parent, and the slot that points to the node.
     pub(super) parent: Option<(OptimisticRef<'a, L>, usize)>,
     pub(super) node: OptimisticRef<'a, L>,
@@ -36,12 +36,12 @@ pub(super) enum LeafLocation<'a, L: Layout> {
     /// At a leaf that is not hot: in the pool at this address, or in a cooling frame.
     Elsewhere { parent: OptimisticRef<'a, L>, slot: usize, address: GlobalAddr },
     /// At a missing node below which the memory server should continue.
-    Offered(Missing<'a, L>),
+    Offered(MissingNode<'a, L>),
 }
 
 /// A node that its hot parent points to by address, not by frame.
 #[derive(Debug)]
-pub(super) struct Missing<'a, L: Layout> {
+pub(super) struct MissingNode<'a, L: Layout> {
     pub(super) parent: OptimisticRef<'a, L>,
     pub(super) slot: usize,
     pub(super) address: GlobalAddr,
@@ -50,7 +50,7 @@ pub(super) struct Missing<'a, L: Layout> {
 
 /// What the operation could offload to the memory server of a missing node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Offer {
+pub(super) enum OffloadOffer {
     /// The operation runs here.
     Nothing,
     /// A single-key operation.
@@ -61,7 +61,7 @@ pub(super) enum Offer {
 
 /// The target of a child word.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Child<'a, L: Layout> {
+pub(super) enum ChildTarget<'a, L: Layout> {
     /// A node in a hot frame.
     Hot(OptimisticRef<'a, L>),
     /// A node in the pool at this address, or in a cooling frame.
@@ -77,10 +77,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Resolves a child word. For a hot child, takes its version.
     #[inline(always)]
-    pub(super) fn child(&self, swip: Swip) -> Result<Child<'_, L>, Restart> {
+    pub(super) fn child(&self, swip: Swip) -> Result<ChildTarget<'_, L>, Restart> {
         Ok(match swip {
-            Swip::Frame(frame) => Child::Hot(self.client.cache().seen(frame).ok_or(Restart::Busy)?),
-            Swip::Remote(address) => Child::Elsewhere(address),
+            Swip::Frame(frame) => {
+                ChildTarget::Hot(self.client.cache().seen(frame).ok_or(Restart::Busy)?)
+            }
+            Swip::Remote(address) => ChildTarget::Elsewhere(address),
         })
     }
 
@@ -91,7 +93,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &'a self,
         node: OptimisticRef<'a, L>,
         probe: Probe<'_, L::Key>,
-    ) -> Result<(usize, Child<'a, L>), Restart> {
+    ) -> Result<(usize, ChildTarget<'a, L>), Restart> {
         let cache = self.client.cache();
         let slot = L::inner_slot(node.page, probe);
         let swip = cache.swip(node.page, slot).ok_or(Restart::Busy)?;
@@ -107,15 +109,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         node: OptimisticRef<'_, L>,
         level: u8,
-        child: Child<'_, L>,
+        child: ChildTarget<'_, L>,
         probe: Probe<'_, L::Key>,
     ) -> Result<(), Restart> {
         if !node.is_valid() {
             return Err(Restart::Busy);
         }
         match child {
-            Child::Hot(child) => self.check(child, level - 1, probe),
-            Child::Elsewhere(_) => Ok(()),
+            ChildTarget::Hot(child) => self.check(child, level - 1, probe),
+            ChildTarget::Elsewhere(_) => Ok(()),
         }
     }
 
@@ -143,7 +145,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn find_leaf(
         &self,
         probe: Probe<'_, L::Key>,
-        offer: Offer,
+        offer: OffloadOffer,
     ) -> Result<LeafLocation<'_, L>, Restart> {
         let mut node = self.seen_root()?;
         let mut level = node.page.level();
@@ -155,17 +157,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             self.charge(Work::VisitNode).await;
             self.confirm(node, level, child, probe)?;
             match child {
-                Child::Hot(child) => node = child,
-                Child::Elsewhere(address)
-                    if offer != Offer::Nothing && self.offers(node, slot, level - 1, offer) =>
+                ChildTarget::Hot(child) => node = child,
+                ChildTarget::Elsewhere(address)
+                    if offer != OffloadOffer::Nothing
+                        && self.offers(node, slot, level - 1, offer) =>
                 {
-                    let missing = Missing { parent: node, slot, address, level: level - 1 };
+                    let missing = MissingNode { parent: node, slot, address, level: level - 1 };
                     return Ok(LeafLocation::Offered(missing));
                 }
-                Child::Elsewhere(address) if level == 1 => {
+                ChildTarget::Elsewhere(address) if level == 1 => {
                     return Ok(LeafLocation::Elsewhere { parent: node, slot, address });
                 }
-                Child::Elsewhere(address) => {
+                ChildTarget::Elsewhere(address) => {
                     let restart = Box::pin(self.client.bring_inner(node, slot, address, probe));
                     return Err(restart.await);
                 }
@@ -190,7 +193,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let (low, high) = slot_range(node.page, slot);
             keys = OwnedRange { low, high }.within(&keys);
             match child {
-                Child::Hot(child) if node.is_valid() => node = child,
+                ChildTarget::Hot(child) if node.is_valid() => node = child,
                 _ => return Err(Restart::Busy),
             }
         }
@@ -202,12 +205,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         probe: Probe<'_, L::Key>,
         level: u8,
-    ) -> Result<Below<'_, L>, Restart> {
-        let mut below = Below { parent: None, node: self.seen_root()? };
+    ) -> Result<DescentNode<'_, L>, Restart> {
+        let mut below = DescentNode { parent: None, node: self.seen_root()? };
         let mut at = below.node.page.level();
         while at > level {
             let slot = self.hot_child(below.node, at, probe).await?;
-            below = Below { parent: Some((below.node, slot.0)), node: slot.1 };
+            below = DescentNode { parent: Some((below.node, slot.0)), node: slot.1 };
             at -= 1;
         }
         Ok(below)
@@ -225,11 +228,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.charge(Work::VisitNode).await;
         self.confirm(node, level, child, probe)?;
         Err(match child {
-            Child::Hot(child) => return Ok((slot, child)),
-            Child::Elsewhere(address) if level == 1 => {
+            ChildTarget::Hot(child) => return Ok((slot, child)),
+            ChildTarget::Elsewhere(address) if level == 1 => {
                 self.client.bring_hot_leaf(node, slot, address).await
             }
-            Child::Elsewhere(address) => self.client.bring_inner(node, slot, address, probe).await,
+            ChildTarget::Elsewhere(address) => {
+                self.client.bring_inner(node, slot, address, probe).await
+            }
         })
     }
 
@@ -276,7 +281,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         {
             return Ok(value);
         }
-        let place = self.find_leaf(probe, Offer::Nothing).await?;
+        let place = self.find_leaf(probe, OffloadOffer::Nothing).await?;
         self.read_place(place, probe, read).await
     }
 
@@ -292,8 +297,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.charge(Work::VisitNode).await;
         self.confirm(above, 1, child, probe)?;
         let place = match child {
-            Child::Hot(leaf) => LeafLocation::Hot(leaf),
-            Child::Elsewhere(address) => LeafLocation::Elsewhere { parent: above, slot, address },
+            ChildTarget::Hot(leaf) => LeafLocation::Hot(leaf),
+            ChildTarget::Elsewhere(address) => {
+                LeafLocation::Elsewhere { parent: above, slot, address }
+            }
         };
         self.read_place(place, probe, read).await
     }

@@ -1,6 +1,6 @@
 //! DEX as an index design.
 
-use super::load::Builder;
+use super::load::DexTreeBuilder;
 use super::pool::DexPool;
 use super::{DexIndex, DexOptions, DexServer};
 use crate::cache::CacheOptions;
@@ -36,7 +36,8 @@ impl Partitioned for Dex {
         );
         let make = async |roots: &[GlobalAddr]| {
             let boundaries = options.boundaries.clone();
-            let mut builder = Builder::new(&pages, EMPTY_FILL, options.placement_level, boundaries);
+            let mut builder =
+                DexTreeBuilder::new(&pages, EMPTY_FILL, options.placement_level, boundaries);
             let built = builder.finish().await?;
             let image = Image::<L>::empty();
             let level = built.root.page().level();

@@ -12,12 +12,12 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::descend::{Child, LeafLocation};
+use super::descend::{ChildTarget, LeafLocation};
 use crate::cache::{OptimisticRef, Restart, Swip};
 use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 use farleaf_index::together::all;
 use farleaf_page::rules;
-use farleaf_page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
+use farleaf_page::{EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
 use farleaf_pool::remote::RemoteError;
 use smallvec::SmallVec;
 
@@ -27,7 +27,7 @@ const GROUP: usize = 32;
 
 /// How far an operation has come.
 #[derive(Debug)]
-enum Progress<'a, L: Layout> {
+enum EditProgress<'a, L: Layout> {
     /// It is at a hot node of the group's level.
     At(OptimisticRef<'a, L>),
     /// It has found its slot in a node. The child word is being prefetched.
@@ -45,8 +45,8 @@ enum Progress<'a, L: Layout> {
     Done,
 }
 
-type Group<'a, L> = SmallVec<[Progress<'a, L>; GROUP]>;
-type EditOf<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
+type EditGroup<'a, L> = SmallVec<[EditProgress<'a, L>; GROUP]>;
+type GroupEdit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Executes several single-key operations like concurrent calls of [`DexIndex::execute`]: those
@@ -54,8 +54,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// position and outcome.
     pub async fn execute_all(
         &self,
-        edits: &[EditOf<'_, L>],
-        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+        edits: &[GroupEdit<'_, L>],
+        done: impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) {
         for (number, edits) in edits.chunks(GROUP).enumerate() {
             let done = |place, outcome| done(number * GROUP + place, outcome);
@@ -66,8 +66,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             // own.
             let descends = !self.uncached && !self.offload.is_on();
             let root = self.seen_root().ok().filter(|_| descends);
-            let at_root = || root.map_or(Progress::Alone, Progress::At);
-            let mut group: Group<'_, L> = edits.iter().map(|_| at_root()).collect();
+            let at_root = || root.map_or(EditProgress::Alone, EditProgress::At);
+            let mut group: EditGroup<'_, L> = edits.iter().map(|_| at_root()).collect();
             if let Some(root) = root {
                 self.descend_together(root.page.level(), edits, &mut group).await;
                 self.use_hot_leaves(edits, &mut group, &done).await;
@@ -80,35 +80,35 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn descend_together<'a>(
         &'a self,
         level: u8,
-        edits: &[EditOf<'_, L>],
-        group: &mut Group<'a, L>,
+        edits: &[GroupEdit<'_, L>],
+        group: &mut EditGroup<'a, L>,
     ) {
         for level in (1..=level).rev() {
             for (progress, edit) in group.iter_mut().zip(edits) {
-                if let Progress::At(node) = *progress {
+                if let EditProgress::At(node) = *progress {
                     let slot = L::inner_slot(node.page, Probe::At(edit.key));
                     prefetch(&node.page.words()[L::inner_child_word(node.page, slot)]);
-                    *progress = Progress::Found(node, slot);
+                    *progress = EditProgress::Found(node, slot);
                 }
             }
             for progress in group.iter_mut() {
-                if let Progress::Found(node, slot) = *progress {
+                if let EditProgress::Found(node, slot) = *progress {
                     *progress = match self.client.cache().swip(node.page, slot) {
                         Some(swip) => {
                             if let Swip::Frame(frame) = swip {
                                 self.client.cache().arena().prefetch_header(frame);
                             }
-                            Progress::Between(node, (slot, swip))
+                            EditProgress::Between(node, (slot, swip))
                         }
-                        None => Progress::Alone,
+                        None => EditProgress::Alone,
                     };
                 }
             }
             for (progress, edit) in group.iter_mut().zip(edits) {
-                if let Progress::Between(node, found) = *progress {
+                if let EditProgress::Between(node, found) = *progress {
                     self.charge(Work::VisitNode).await;
                     let stepped = self.step_down(node, level, found, Probe::At(edit.key));
-                    *progress = stepped.unwrap_or(Progress::Alone);
+                    *progress = stepped.unwrap_or(EditProgress::Alone);
                 }
             }
         }
@@ -123,38 +123,40 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         level: u8,
         (slot, swip): (usize, Swip),
         probe: Probe<'_, L::Key>,
-    ) -> Result<Progress<'a, L>, Restart> {
+    ) -> Result<EditProgress<'a, L>, Restart> {
         let fabric = self.fabric();
         let child = self.child(swip)?;
         let node = match child {
-            Child::Elsewhere(_) if fabric.breaks(rules::GROUP_SLOT_FRESH) => {
+            ChildTarget::Elsewhere(_) if fabric.breaks(rules::GROUP_SLOT_FRESH) => {
                 self.client.cache().seen(node.frame).unwrap_or(node)
             }
             _ => node,
         };
-        let is_hot = matches!(child, Child::Hot(_));
+        let is_hot = matches!(child, ChildTarget::Hot(_));
         if !is_hot || !fabric.breaks(rules::GROUP_PARENT_VALIDATED) {
             self.confirm(node, level, child, probe)?;
         }
         Ok(match child {
-            Child::Hot(child) => {
+            ChildTarget::Hot(child) => {
                 prefetch(&child.page.words()[L::search_words(child.page)]);
-                Progress::At(child)
+                EditProgress::At(child)
             }
-            Child::Elsewhere(address) if level == 1 => Progress::Missing(node, slot, address),
-            Child::Elsewhere(_) => Progress::Alone,
+            ChildTarget::Elsewhere(address) if level == 1 => {
+                EditProgress::Missing(node, slot, address)
+            }
+            ChildTarget::Elsewhere(_) => EditProgress::Alone,
         })
     }
 
     /// Executes the operations whose leaves are hot.
     async fn use_hot_leaves<'a>(
         &'a self,
-        edits: &[EditOf<'_, L>],
-        group: &mut Group<'a, L>,
-        done: &impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+        edits: &[GroupEdit<'_, L>],
+        group: &mut EditGroup<'a, L>,
+        done: &impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) {
         for (place, (progress, edit)) in group.iter_mut().zip(edits).enumerate() {
-            if let Progress::At(leaf) = *progress {
+            if let EditProgress::At(leaf) = *progress {
                 let leaf = match self.fabric().breaks(rules::GROUP_VERSION_TAKEN) {
                     true => self.client.cache().seen(leaf.frame).unwrap_or(leaf),
                     false => leaf,
@@ -164,9 +166,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 // A merge waits for memory servers; the operations after this one need not wait
                 // too.
                 *progress = match ended.await {
-                    Some(true) => Progress::Sparse,
-                    Some(false) => Progress::Done,
-                    None => Progress::Alone,
+                    Some(true) => EditProgress::Sparse,
+                    Some(false) => EditProgress::Done,
+                    None => EditProgress::Alone,
                 };
             }
         }
@@ -176,22 +178,22 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// leaves that operations have left sparse.
     async fn finish_others<'a>(
         &'a self,
-        edits: &[EditOf<'_, L>],
-        group: &mut Group<'a, L>,
-        done: &impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+        edits: &[GroupEdit<'_, L>],
+        group: &mut EditGroup<'a, L>,
+        done: &impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) {
         for progress in group.iter() {
-            if let Progress::Missing(_, _, address) = progress {
+            if let EditProgress::Missing(_, _, address) = progress {
                 self.client.prefetch_for_fetch(*address);
             }
         }
         let others = group.iter().zip(edits).enumerate().filter_map(|(place, (progress, edit))| {
             let (leaf, mut ended) = match *progress {
-                Progress::Missing(parent, slot, address) => {
+                EditProgress::Missing(parent, slot, address) => {
                     (Some(LeafLocation::Elsewhere { parent, slot, address }), None)
                 }
-                Progress::Sparse => (None, Some(true)),
-                Progress::Done => return None,
+                EditProgress::Sparse => (None, Some(true)),
+                EditProgress::Done => return None,
                 _ => (None, None),
             };
             Some(async move {
@@ -215,8 +217,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn end_at(
         &self,
         leaf: LeafLocation<'_, L>,
-        edit: &EditOf<'_, L>,
-        done: impl FnOnce(Result<Answer<OwnedValue<L>>, RemoteError>),
+        edit: &GroupEdit<'_, L>,
+        done: impl FnOnce(Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) -> Option<bool> {
         match self.run_at(leaf, Probe::At(edit.key), *edit).await {
             Ok(LeafOutcome::Nothing(answer)) => {

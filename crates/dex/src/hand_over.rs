@@ -39,18 +39,18 @@ use std::collections::BTreeSet;
 /// previous range, after an error and when the move's future is dropped, unless
 /// [`Released::for_good`] was called.
 #[must_use]
-pub struct GivenUp<'a, F: Fabric, L: Layout> {
+pub struct UnownedKeys<'a, F: Fabric, L: Layout> {
     index: &'a DexIndex<F, L>,
     before: Option<OwnedRange<OwnedKey<L>>>,
 }
 
-impl<F: Fabric, L: Layout> Released for GivenUp<'_, F, L> {
+impl<F: Fabric, L: Layout> Released for UnownedKeys<'_, F, L> {
     fn for_good(mut self) {
         self.before = None;
     }
 }
 
-impl<F: Fabric, L: Layout> Drop for GivenUp<'_, F, L> {
+impl<F: Fabric, L: Layout> Drop for UnownedKeys<'_, F, L> {
     fn drop(&mut self) {
         if let Some(before) = self.before.take() {
             self.index.server.set_range(before);
@@ -60,7 +60,7 @@ impl<F: Fabric, L: Layout> Drop for GivenUp<'_, F, L> {
 
 /// The result of processing one frame in a sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Swept {
+enum SweepOutcome {
     /// Nothing to do for this frame.
     Nothing,
     /// The node was replaced or dropped.
@@ -89,10 +89,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         keys: &OwnedRange<OwnedKey<L>>,
         rest: &OwnedRange<OwnedKey<L>>,
-    ) -> Result<Option<GivenUp<'_, F, L>>, RemoteError> {
+    ) -> Result<Option<UnownedKeys<'_, F, L>>, RemoteError> {
         let before = self.server.range();
         self.server.set_range(rest.clone());
-        let given_up = GivenUp { index: self, before: Some(before) };
+        let given_up = UnownedKeys { index: self, before: Some(before) };
         let looks = !rest.is_empty() && !self.fabric().breaks(rules::BOUNDARY_LOOKED_AT);
         if looks && !self.keeps_boundary(keys, rest).await? {
             return Ok(None); // H1
@@ -128,9 +128,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Applies `work` to each frame, repeating frames that return [`Swept::Later`]. Repeats the
-    /// whole sweep until a round finds nothing to do.
-    async fn sweep<W: Future<Output = Result<Swept, RemoteError>>>(
+    /// Applies `work` to each frame, repeating frames that return [`SweepOutcome::Later`]. Repeats
+    /// the whole sweep until a round finds nothing to do.
+    async fn sweep<W: Future<Output = Result<SweepOutcome, RemoteError>>>(
         &self,
         work: impl Fn(FrameId) -> W,
     ) -> Result<(), RemoteError> {
@@ -144,9 +144,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     let swept = all(together.iter().map(|frame| work(*frame))).await;
                     for (frame, swept) in together.iter().zip(swept) {
                         match swept? {
-                            Swept::Nothing => {}
-                            Swept::Done => done = true,
-                            Swept::Later => later.push(*frame),
+                            SweepOutcome::Nothing => {}
+                            SweepOutcome::Done => done = true,
+                            SweepOutcome::Later => later.push(*frame),
                         }
                     }
                 }
@@ -169,32 +169,32 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         frame: FrameId,
         keys: &OwnedRange<OwnedKey<L>>,
-    ) -> Result<Swept, RemoteError> {
+    ) -> Result<SweepOutcome, RemoteError> {
         let cache = self.client.cache();
         if cache.arena().state(frame) == FrameState::Free {
-            return Ok(Swept::Nothing);
+            return Ok(SweepOutcome::Nothing);
         }
-        let Some((node, lies)) = cache.lies_in(frame, keys) else { return Ok(Swept::Later) };
+        let Some((node, lies)) = cache.lies_in(frame, keys) else { return Ok(SweepOutcome::Later) };
         if lies == Ownership::None {
-            return Ok(Swept::Nothing);
+            return Ok(SweepOutcome::Nothing);
         }
         let address = node.page.address();
         let clean = is_clean(node.page) && !cache.arena().is_writing(frame);
         if !node.is_valid() {
-            return Ok(Swept::Later);
+            return Ok(SweepOutcome::Later);
         }
         if !clean && !self.fabric().breaks(rules::GIVEN_UP_CLEAN) {
             return match self.client.write_back(frame).await {
                 Err(Restart::Failed(error)) => Err(error),
-                _ => Ok(Swept::Later),
+                _ => Ok(SweepOutcome::Later),
             };
         }
         if lies == Ownership::Part {
-            return Ok(Swept::Nothing);
+            return Ok(SweepOutcome::Nothing);
         }
-        let Some(free) = cache.forget_lost(frame, address) else { return Ok(Swept::Later) };
+        let Some(free) = cache.forget_lost(frame, address) else { return Ok(SweepOutcome::Later) };
         self.client.keep(free);
-        Ok(Swept::Done)
+        Ok(SweepOutcome::Done)
     }
 
     /// Does most of the work of [`DexIndex::take_over`] in advance. Does not change the range.
@@ -241,47 +241,47 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         frame: FrameId,
         (held, grown): (&OwnedRange<OwnedKey<L>>, &OwnedRange<OwnedKey<L>>),
         dropped: &RefCell<BTreeSet<GlobalAddr>>,
-    ) -> Result<Swept, RemoteError> {
+    ) -> Result<SweepOutcome, RemoteError> {
         let cache = self.client.cache();
         if cache.arena().state(frame) == FrameState::Free {
-            return Ok(Swept::Nothing);
+            return Ok(SweepOutcome::Nothing);
         }
-        let Some((node, lies)) = cache.lies_in(frame, held) else { return Ok(Swept::Later) };
+        let Some((node, lies)) = cache.lies_in(frame, held) else { return Ok(SweepOutcome::Later) };
         let address = node.page.address();
         let then = grown.of(&L::low(node.page), L::high(node.page).as_ref());
         let is_locked = LockWord::from_bits(cache.arena().remote_word(frame)).is_locked();
         let pinned = cache.arena().state(frame) == FrameState::Pinned;
         if !node.is_valid() {
-            return Ok(Swept::Later);
+            return Ok(SweepOutcome::Later);
         }
         let fresh = dropped.borrow().contains(&address);
         // The lock holder is about to change the node, or has died. Once the node is exclusive, no
         // server checks its lock.
         let waits = then == Ownership::All && (pinned || is_locked);
         if lies == Ownership::All || (fresh && !waits) {
-            return Ok(Swept::Nothing);
+            return Ok(SweepOutcome::Nothing);
         }
         if pinned || waits {
             match self.client.pages().read(Pointer::fixed(address)).await {
                 Ok(copy) if copy.word().is_locked() && then == Ownership::All => {
-                    return Ok(Swept::Later);
+                    return Ok(SweepOutcome::Later);
                 }
                 Ok(copy) if pinned => {
                     return match self.install(frame, address, copy.page(), copy.word()) {
-                        Ok(_) if dropped.borrow_mut().insert(address) => Ok(Swept::Done),
-                        Ok(_) => Ok(Swept::Nothing),
+                        Ok(_) if dropped.borrow_mut().insert(address) => Ok(SweepOutcome::Done),
+                        Ok(_) => Ok(SweepOutcome::Nothing),
                         Err(Restart::Failed(error)) => Err(error),
-                        Err(_) => Ok(Swept::Later),
+                        Err(_) => Ok(SweepOutcome::Later),
                     };
                 }
                 Err(Miss::Failed(error)) => return Err(error),
                 Ok(_) | Err(Miss::Restart) => {}
             }
         }
-        let Some(free) = cache.forget_lost(frame, address) else { return Ok(Swept::Later) };
+        let Some(free) = cache.forget_lost(frame, address) else { return Ok(SweepOutcome::Later) };
         self.client.keep(free);
         dropped.borrow_mut().insert(address);
-        Ok(Swept::Done)
+        Ok(SweepOutcome::Done)
     }
 
     /// Waits for all marks that exist now.

@@ -94,7 +94,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(());
         }
         if node.is_leaf() {
-            let may_land = MayLand { index: self, node };
+            let may_land = UnresolvedFrameWrite { index: self, node };
             let words = dirty_words(node.page);
             let written = self.client.write_leaf(node.at(), node.page, words).await;
             may_land.has_ended(written)?;
@@ -117,7 +117,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ) -> Result<(), Restart> {
         debug_assert!(!node.shared, "D1");
         if node.is_leaf() {
-            let may_land = MayLand { index: self, node };
+            let may_land = UnresolvedFrameWrite { index: self, node };
             let all = 1..L::page_words();
             let written = self.client.write_leaf(node.at(), image.page(), all).await;
             return may_land.has_ended(written);
@@ -126,7 +126,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let before = is_clean(node.page).then(|| self.client.cache().image(node.page));
         // If this fails, nothing has been written yet.
         let slot = self.client.log_slot(node.at()).await?;
-        let may_land = MayLand { index: self, node };
+        let may_land = UnresolvedFrameWrite { index: self, node };
         let word = self.client.seal(image, self.word_of(node), slot.as_ref());
         // Set even if the WRITE fails: no version is ever sealed with two contents (D9).
         self.set_word(node, word);
@@ -137,12 +137,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
 /// A WRITE of a latched node in flight. If it fails, or its future is dropped, the pool may have
 /// the content of the frame or the new one. No other WRITE follows until that is settled (C15).
-struct MayLand<'a, 'b, F: Fabric, L: Layout> {
+struct UnresolvedFrameWrite<'a, 'b, F: Fabric, L: Layout> {
     index: &'a DexIndex<F, L>,
     node: &'a Latched<'b, L>,
 }
 
-impl<F: Fabric, L: Layout> MayLand<'_, '_, F, L> {
+impl<F: Fabric, L: Layout> UnresolvedFrameWrite<'_, '_, F, L> {
     fn has_ended(self, written: Result<(), Restart>) -> Result<(), Restart> {
         match &written {
             Ok(()) => {}
@@ -161,7 +161,7 @@ impl<F: Fabric, L: Layout> MayLand<'_, '_, F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> Drop for MayLand<'_, '_, F, L> {
+impl<F: Fabric, L: Layout> Drop for UnresolvedFrameWrite<'_, '_, F, L> {
     fn drop(&mut self) {
         self.has_failed(true);
     }

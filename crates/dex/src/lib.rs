@@ -64,13 +64,13 @@ use placement::Placement;
 use scan::LeafSizes;
 
 pub use design::Dex;
-pub use hand_over::GivenUp;
-pub use load::{Builder, BuiltTree, EntryWeights, spreading_level};
+pub use hand_over::UnownedKeys;
+pub use load::{BuiltTree, DexTreeBuilder, EntryWeights, spreading_level};
 pub use options::DexOptions;
 pub use pool::DexPool;
 pub use server::DexServer;
 
-use crate::cache::{AdmissionName, CacheClient, FrameId, Restart, Turn};
+use crate::cache::{AdmissionName, CacheClient, CacheTurn, FrameId, Restart};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use farleaf_index::CacheCounters;
@@ -103,7 +103,7 @@ pub struct DexIndex<F: Fabric, L: Layout> {
 #[derive(Debug)]
 struct DescentRetries<'a> {
     backoff: Backoff,
-    turn: Option<Turn<'a>>,
+    turn: Option<CacheTurn<'a>>,
     again: u32,
     busy: u32,
     torn: u32,
@@ -116,9 +116,9 @@ const EAGER: u32 = 3;
 const TURN_WAITS: u32 = 2_000;
 const TURN_WAIT_NS: u64 = 20_000;
 /// A page counts as damaged after this many torn reads, with its path reread in between.
-const MOST_TORN: u32 = 3;
+const MAX_TORN: u32 = 3;
 /// Bound on the nodes that one operation fetches or creates during its descent.
-const MOST_AGAIN: u32 = 20_000;
+const MAX_AGAIN: u32 = 20_000;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Opens a handle on `server`'s part of the index.
@@ -255,11 +255,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         match restart {
             Restart::Failed(error) => return Err(error),
-            Restart::Again if attempts.again < MOST_AGAIN => {
+            Restart::Again if attempts.again < MAX_AGAIN => {
                 attempts.again += 1;
                 return Ok(());
             }
-            Restart::Torn(at) if attempts.torn >= MOST_TORN => {
+            Restart::Torn(at) if attempts.torn >= MAX_TORN => {
                 return Err(RemoteError::Damaged { at });
             }
             Restart::Refresh | Restart::Torn(_) => match self.refresh(probe).await {

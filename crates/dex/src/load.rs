@@ -72,14 +72,14 @@ fn children_per_node<L: Layout>(fill: f64) -> usize {
 }
 
 /// A node under construction.
-struct Open<F: Fabric, L: Layout> {
+struct OpenTreeNode<F: Fabric, L: Layout> {
     node: FreshNode<F>,
     image: Image<L>,
     filling: L::Filling,
 }
 
 /// A tree under construction.
-pub struct Builder<'a, F: Fabric, L: Layout> {
+pub struct DexTreeBuilder<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
     writer: FreshWriter<'a, F, L>,
     /// Target weight of a leaf.
@@ -95,7 +95,7 @@ pub struct Builder<'a, F: Fabric, L: Layout> {
     boundaries: std::vec::IntoIter<OwnedKey<L>>,
     next_boundary: Option<OwnedKey<L>>,
     /// The open node of each level, and how many nodes of the level are closed.
-    levels: Vec<(Option<Open<F, L>>, u64)>,
+    levels: Vec<(Option<OpenTreeNode<F, L>>, u64)>,
     /// The low end of each leaf, and the number of records before it.
     leaves: Vec<(OwnedKey<L>, u64)>,
     records: u64,
@@ -117,7 +117,7 @@ impl<L: Layout> Built<OwnedKey<L>> for BuiltTree<L> {
     }
 }
 
-impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
+impl<'a, F: Fabric, L: Layout> DexTreeBuilder<'a, F, L> {
     /// Creates a builder without leaves. `fill` is a fraction; `boundaries` ascend.
     pub(super) fn new(
         pages: &'a PageClient<F, L>,
@@ -161,7 +161,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
             self.levels.push((None, 0));
         }
         let filling = L::Filling::default();
-        self.levels[usize::from(level)].0 = Some(Open { node, image, filling });
+        self.levels[usize::from(level)].0 = Some(OpenTreeNode { node, image, filling });
         if level == 0 {
             self.leaves.push((low.to_owned(), self.records));
         }
@@ -169,7 +169,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     }
 
     /// Takes the open node of a level, which is now complete.
-    fn take(&mut self, level: u8) -> Option<Open<F, L>> {
+    fn take(&mut self, level: u8) -> Option<OpenTreeNode<F, L>> {
         let (open, closed) = &mut self.levels[usize::from(level)];
         let open = open.take()?;
         *closed += 1;
@@ -193,7 +193,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     /// Ends the open leaf at `high`. If its last record does not fit with this fence, moves the
     /// record to a new open leaf and returns `false`.
     async fn end_leaf(&mut self, high: Option<&L::Key>) -> Result<bool, RemoteError> {
-        let Some(Open { node, image, filling }) = self.take(0) else { return Ok(true) };
+        let Some(OpenTreeNode { node, image, filling }) = self.take(0) else { return Ok(true) };
         let back = L::fill_leaf_end(filling, image.page(), high);
         image.page().set_stamp();
         let (low, at) = self.write(node, image).await?;
@@ -216,7 +216,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
         level: u8,
         high: Option<&L::Key>,
     ) -> Result<Option<(OwnedKey<L>, GlobalAddr)>, RemoteError> {
-        let Some(Open { node, image, filling }) = self.take(level) else { return Ok(None) };
+        let Some(OpenTreeNode { node, image, filling }) = self.take(level) else { return Ok(None) };
         let back = L::fill_inner_end(filling, image.page(), high);
         let entry = self.write(node, image).await?;
         self.begin_with(level, back).await?;
@@ -241,7 +241,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     fn add_to_open(&mut self, level: u8, child: (&L::Key, GlobalAddr)) -> bool {
         let fill = self.inner_fill;
         match self.levels.get_mut(usize::from(level)) {
-            Some((Some(Open { image, filling, .. }), _)) => {
+            Some((Some(OpenTreeNode { image, filling, .. }), _)) => {
                 L::fill_inner(filling, image.page(), child, fill)
             }
             _ => false,
@@ -251,7 +251,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     /// Adds a record to the open leaf; `false` if it is full.
     fn add_record(&mut self, record: (&L::Key, &L::Value)) -> bool {
         let fill = self.fill;
-        self.levels[0].0.as_mut().is_some_and(|Open { image, filling, .. }| {
+        self.levels[0].0.as_mut().is_some_and(|OpenTreeNode { image, filling, .. }| {
             L::fill_leaf(filling, image.page(), record, fill)
         })
     }
@@ -308,7 +308,7 @@ impl<'a, F: Fabric, L: Layout> Builder<'a, F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
+impl<F: Fabric, L: Layout> BulkBuilder<L> for DexTreeBuilder<'_, F, L> {
     type Built = BuiltTree<L>;
 
     async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
@@ -318,7 +318,9 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
             // A leaf that begins with the last record of the previous one may have no room for this
             // record.
             ends += 1;
-            let Some(Open { filling, .. }) = self.levels[0].0.as_ref().filter(|_| ends <= 3) else {
+            let Some(OpenTreeNode { filling, .. }) =
+                self.levels[0].0.as_ref().filter(|_| ends <= 3)
+            else {
                 return Err(RemoteError::Contended { retries: 0 });
             };
             let low = L::fill_separator(filling, key);
@@ -339,7 +341,7 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for Builder<'_, F, L> {
             let index = usize::from(level);
             // The only node of a level above the leaves becomes the root.
             if self.levels[index].1 == 0 {
-                let Some(Open { node, image, filling }) = self.take(level) else {
+                let Some(OpenTreeNode { node, image, filling }) = self.take(level) else {
                     return Err(RemoteError::Contended { retries: 0 });
                 };
                 let back = L::fill_inner_end(filling, image.page(), None);

@@ -12,9 +12,9 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::descend::Below;
+use super::descend::DescentNode;
 use super::latched::Latched;
-use super::split::Written;
+use super::split::ParentWrite;
 use crate::cache::{OptimisticRef, Restart, is_clean, mark_clean};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::PartState;
@@ -31,7 +31,7 @@ fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
 
 /// The result of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tidied {
+enum MergeOutcome {
     /// There was nothing to do, or nothing could be done.
     Nothing,
     /// Entries moved from one node to the other.
@@ -50,24 +50,24 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let mut attempts = self.attempts();
         loop {
             match self.try_tidy(probe, level).await {
-                Ok(Tidied::Merged) => {
+                Ok(MergeOutcome::Merged) => {
                     level += 1;
                     attempts = self.attempts();
                 }
-                Ok(Tidied::Nothing | Tidied::Borrowed) => return Ok(()),
+                Ok(MergeOutcome::Nothing | MergeOutcome::Borrowed) => return Ok(()),
                 Err(restart) => self.after(&mut attempts, restart, probe).await?,
             }
         }
     }
 
-    async fn try_tidy(&self, probe: Probe<'_, L::Key>, level: u8) -> Result<Tidied, Restart> {
+    async fn try_tidy(&self, probe: Probe<'_, L::Key>, level: u8) -> Result<MergeOutcome, Restart> {
         if self.seen_root()?.page.level() <= level {
             return self.try_collapse_root().await;
         }
-        let Below { parent, node } = self.find_hot(probe, level).await?;
-        let Some((parent, slot)) = parent else { return Ok(Tidied::Nothing) };
+        let DescentNode { parent, node } = self.find_hot(probe, level).await?;
+        let Some((parent, slot)) = parent else { return Ok(MergeOutcome::Nothing) };
         if !is_sparse::<L>(L::weight(node.page)) || self.server.shares(node.page) {
-            return if node.is_valid() { Ok(Tidied::Nothing) } else { Err(Restart::Busy) };
+            return if node.is_valid() { Ok(MergeOutcome::Nothing) } else { Err(Restart::Busy) };
         }
         let count = parent.page.count();
         let right = (slot + 1 < count).then_some(slot + 1);
@@ -96,7 +96,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 return self.join(parent, pair, right_slot).await;
             }
         }
-        if parent.is_valid() { Ok(Tidied::Nothing) } else { Err(Restart::Busy) }
+        if parent.is_valid() { Ok(MergeOutcome::Nothing) } else { Err(Restart::Busy) }
     }
 
     /// Rereads the path to the neighbour, whose copy dates from when it was shared. That path
@@ -122,7 +122,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         parent: OptimisticRef<'_, L>,
         [left, right]: [OptimisticRef<'_, L>; 2],
         right_slot: usize,
-    ) -> Result<Tidied, Restart> {
+    ) -> Result<MergeOutcome, Restart> {
         let parent = self.latch(parent)?;
         let left = self.latch(left)?;
         let right = self.latch(right)?;
@@ -139,7 +139,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         if L::fits_merged(lower.page(), upper.page()) {
             self.merge([parent, left, right], lower, &upper, right_slot).await?;
-            Ok(Tidied::Merged)
+            Ok(MergeOutcome::Merged)
         } else {
             self.borrow([parent, left, right], [lower, upper], right_slot).await
         }
@@ -186,7 +186,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.server.unsettled().note_merged();
         self.client.keep(cache.discard(right.frame, right.guard));
         drop((left.guard, parent.guard));
-        if let Written::Now = written {
+        if let ParentWrite::Now = written {
             // Free the node only now: before that WRITE, the pool's parent may still point to it.
             self.free_node(freed).await;
         }
@@ -198,12 +198,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         [parent, left, right]: [Latched<'_, L>; 3],
         [lower, upper]: [Image<L>; 2],
         right_slot: usize,
-    ) -> Result<Tidied, Restart> {
+    ) -> Result<MergeOutcome, Restart> {
         let cache = self.client.cache();
         // Y8: check the room in the parent before anything is written.
         let fits = |separator: &L::Key| L::inner_can_set_key(parent.page, right_slot, separator);
         let Some(separator) = L::rebalance(lower.page(), upper.page(), fits) else {
-            return Ok(Tidied::Nothing);
+            return Ok(MergeOutcome::Nothing);
         };
         let left_gains = separator > L::low(right.page);
         let (low, high) = (L::low(left.page), L::high(right.page));
@@ -244,17 +244,17 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         cache.adopt(right.frame);
         move_boundary(parent.page);
         self.hold_below(&written, &parent, &[left.frame, right.frame]);
-        Ok(Tidied::Borrowed)
+        Ok(MergeOutcome::Borrowed)
     }
 
     /// Moves the content of an only child into the root, if the root is exclusive and the child is
     /// not a leaf.
-    async fn try_collapse_root(&self) -> Result<Tidied, Restart> {
+    async fn try_collapse_root(&self) -> Result<MergeOutcome, Restart> {
         let cache = self.client.cache();
         let root = self.seen_root()?;
         let level = root.page.level();
         if level < 2 || root.page.count() != 1 || self.server.shares(root.page) {
-            return Ok(Tidied::Nothing);
+            return Ok(MergeOutcome::Nothing);
         }
         let low = L::low(root.page);
         let (_, child) = self.hot_child(root, level, Probe::At(L::key(&low))).await?;
@@ -265,7 +265,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         if !is_clean(child.page) {
             // Other nodes may be waiting for the root's WRITE (C24).
-            return Ok(Tidied::Nothing);
+            return Ok(MergeOutcome::Nothing);
         }
         let content = Image::<L>::empty();
         content.page().format_empty(self.root, level - 1, L::key(&low), None);
@@ -273,8 +273,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         content.page().set_note(0);
         // From here on the change will happen: the pool may already have the new root.
         let written = match self.write_exclusive(&root, &cache.image(content.page())).await {
-            Ok(()) => Written::Now,
-            Err(_) => Written::Later,
+            Ok(()) => ParentWrite::Now,
+            Err(_) => ParentWrite::Later,
         };
         root.page.copy_all_but_latch(content.page());
         mark_clean(root.page);
@@ -284,11 +284,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.server.unsettled().note_merged();
         self.client.keep(cache.discard(child.frame, child.guard));
         drop(root.guard);
-        if let Written::Now = written {
+        if let ParentWrite::Now = written {
             // Free the node only now: before that WRITE, the pool's root may still point to it.
             self.free_node(freed).await;
         }
-        Ok(Tidied::Nothing)
+        Ok(MergeOutcome::Nothing)
     }
 
     /// Merges or rebalances every leaf of the owned range that has too few records.

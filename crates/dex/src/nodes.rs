@@ -16,7 +16,7 @@ use std::mem::ManuallyDrop;
 
 /// A node that nothing points to yet. Dropping it frees the node.
 pub(super) struct NewNode<'a, L: Layout> {
-    node: Taken<'a, L>,
+    node: FreeNodeGuard<'a, L>,
     /// Keeps other operations from fetching the node through an old copy of a shared node (D3).
     mark: IoMark<'a>,
 }
@@ -50,7 +50,7 @@ impl<'a, L: Layout> NewNode<'a, L> {
 /// A node that a parent in the pool may already point to. If this is dropped, the node is never
 /// reused.
 pub(super) struct Linking<'a, L: Layout> {
-    node: ManuallyDrop<Taken<'a, L>>,
+    node: ManuallyDrop<FreeNodeGuard<'a, L>>,
     mark: IoMark<'a>,
 }
 
@@ -67,12 +67,12 @@ impl<'a, L: Layout> Linking<'a, L> {
 }
 
 /// Returns the node to the free list when dropped.
-struct Taken<'a, L: Layout> {
+struct FreeNodeGuard<'a, L: Layout> {
     server: &'a DexServer<L>,
     at: GlobalAddr,
 }
 
-impl<L: Layout> Drop for Taken<'_, L> {
+impl<L: Layout> Drop for FreeNodeGuard<'_, L> {
     fn drop(&mut self) {
         self.server.give_node(self.at);
     }
@@ -89,7 +89,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         level: u8,
         neighbour: ServerId,
     ) -> Result<NewNode<'_, L>, Restart> {
-        let node = Taken { server: &self.server, at: self.take_node(level, neighbour).await? };
+        let node =
+            FreeNodeGuard { server: &self.server, at: self.take_node(level, neighbour).await? };
         let (cache, at) = (self.client.cache(), node.at);
         let mut mark = cache.mapping().begin_io(at.to_bits(), || true);
         if let Err(Mapped::Frame(frame)) = mark

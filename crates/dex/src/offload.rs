@@ -18,16 +18,16 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::descend::{Missing, Offer};
+use super::descend::{MissingNode, OffloadOffer};
 use super::scan_range::{next_fence, within};
 use crate::cache::{MovingAverage, OffloadMark, OffloadName, OptimisticRef, Restart};
 use farleaf_fabric::{CostModel, Fabric, ServerId};
+use farleaf_index::{KeyedRecords, ScanResult};
 use farleaf_index::{LiveCounters, OwnedRange};
-use farleaf_index::{Records, Scan};
 use farleaf_page::rules;
-use farleaf_page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, ScanWindow, slot_range};
+use farleaf_page::{EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue, ScanWindow, slot_range};
 use farleaf_pool::remote::{RemoteError, Settling};
-use farleaf_pool::wire::{AskOffload, OffloadRequest, Reply, Request, Ticket};
+use farleaf_pool::wire::{AskOffload, OffloadRequest, OffloadTicket, Reply, Request};
 use std::cell::{Cell, RefCell};
 
 /// Time to search a cached node, in nanoseconds: the paper's l_s.
@@ -50,7 +50,7 @@ pub(super) struct Offloading {
     /// Average duration of recent scan requests.
     scan_request_ns: MovingAverage,
     /// Tickets that could not be closed yet.
-    open: RefCell<Vec<Open>>,
+    open: RefCell<Vec<OpenTicket>>,
     /// Whether a task is closing tickets now.
     settling: Cell<bool>,
 }
@@ -58,31 +58,31 @@ pub(super) struct Offloading {
 /// A ticket under which a memory server may still change something below a node. The node stays
 /// marked until the ticket is closed.
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenTicket {
     server: ServerId,
-    ticket: Ticket,
+    ticket: OffloadTicket,
     mark: u64,
 }
 
-/// A requested change. Dropping this without [`Asked::has_ended`] adds its ticket to the list of
-/// tickets to close (offload.O1).
+/// A requested change. Dropping this without [`RequestedChange::has_ended`] adds its ticket to the
+/// list of tickets to close (offload.O1).
 #[derive(Debug)]
-struct Asked<'a> {
-    open: Open,
-    list: &'a RefCell<Vec<Open>>,
+struct RequestedChange<'a> {
+    open: OpenTicket,
+    list: &'a RefCell<Vec<OpenTicket>>,
     doubtful: &'a Cell<bool>,
 }
 
-impl Asked<'_> {
+impl RequestedChange<'_> {
     /// Marks the request as complete: nothing further happens under the ticket.
-    fn has_ended(self) -> Open {
+    fn has_ended(self) -> OpenTicket {
         let open = self.open;
         std::mem::forget(self);
         open
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for RequestedChange<'_> {
     fn drop(&mut self) {
         self.list.borrow_mut().push(self.open);
         self.doubtful.set(true);
@@ -90,9 +90,9 @@ impl Drop for Asked<'_> {
 }
 
 /// The mark that keeps other operations away from a node while a memory server works below it.
-enum Marked<'a> {
+enum OffloadMarking<'a> {
     Lookup(OffloadMark<'a>),
-    Change(Asked<'a>),
+    Change(RequestedChange<'a>),
 }
 
 impl Offloading {
@@ -161,7 +161,7 @@ fn decide(
 /// What a memory server has found below a missing node.
 #[derive(Debug)]
 pub(super) struct OffloadedScan<L: Layout> {
-    pub(super) records: Records<OwnedKey<L>, OwnedValue<L>>,
+    pub(super) records: KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     /// There may be more records below the node, beyond the last one returned.
     pub(super) more: bool,
     /// Where the node ends in the direction of the scan.
@@ -177,11 +177,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         parent: OptimisticRef<'_, L>,
         slot: usize,
         level: u8,
-        offer: Offer,
+        offer: OffloadOffer,
     ) -> bool {
         // A scan may need more leaves than the missing one. A leaf with a heap may have to be
         // trimmed before a change.
-        let of_one_leaf = level == 0 && (offer != Offer::Edit || L::HAS_HEAP);
+        let of_one_leaf = level == 0 && (offer != OffloadOffer::Edit || L::HAS_HEAP);
         if of_one_leaf
             || level > self.placement_level
             || self.has_detached()
@@ -196,9 +196,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 let read_ns = self.client.read_ns.as_ref().and_then(MovingAverage::ns);
                 let random = self.fabric().random();
                 match offer {
-                    Offer::Nothing => false,
-                    Offer::Edit => self.offload.decide(level, read_ns, random),
-                    Offer::Scan { leaves } => {
+                    OffloadOffer::Nothing => false,
+                    OffloadOffer::Edit => self.offload.decide(level, read_ns, random),
+                    OffloadOffer::Scan { leaves } => {
                         let together = u64::from(self.leaves_together);
                         self.offload.decide_scan((level, leaves, together), read_ns, random)
                     }
@@ -219,10 +219,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// unknown.
     pub(super) async fn offload(
         &self,
-        missing: Missing<'_, L>,
+        missing: MissingNode<'_, L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, Restart> {
-        let Missing { parent, slot, address, level } = missing;
+    ) -> Result<EditAnswer<OwnedValue<L>>, Restart> {
+        let MissingNode { parent, slot, address, level } = missing;
         let ticket = match edit.changes() {
             true => Some(self.client.pages().take_ticket().await?.ok_or(Restart::Here)?),
             false => None,
@@ -240,8 +240,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let server = address.server();
         // A change may still happen after its future is dropped; a lookup changes nothing.
         let asked = match ticket {
-            Some(ticket) => Marked::Change(self.asks(Open { server, ticket, mark: mark.keep() })),
-            None => Marked::Lookup(mark),
+            Some(ticket) => {
+                OffloadMarking::Change(self.asks(OpenTicket { server, ticket, mark: mark.keep() }))
+            }
+            None => OffloadMarking::Lookup(mark),
         };
         let mut outcome = rpc.ask(server, &request).await;
         if outcome.is_ok() {
@@ -286,9 +288,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             Err(error) => Err(error.into()),
         };
         match asked {
-            Marked::Lookup(mark) => drop(mark),
-            Marked::Change(asked) => {
-                let Open { mark, .. } = asked.has_ended();
+            OffloadMarking::Lookup(mark) => drop(mark),
+            OffloadMarking::Change(asked) => {
+                let OpenTicket { mark, .. } = asked.has_ended();
                 drop(self.client.cache().mapping().resume(mark));
             }
         }
@@ -296,8 +298,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         answer
     }
 
-    fn asks(&self, open: Open) -> Asked<'_> {
-        Asked { open, list: &self.offload.open, doubtful: self.client.pages().doubtful() }
+    fn asks(&self, open: OpenTicket) -> RequestedChange<'_> {
+        RequestedChange { open, list: &self.offload.open, doubtful: self.client.pages().doubtful() }
     }
 
     /// Closes the tickets of abandoned changes, which makes their nodes available again.
@@ -309,7 +311,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         // may be dropped at any time.
         let Some(_settling) = Settling::begin(&self.offload.settling) else { return Ok(()) };
         let (open, mut outcome) = (self.offload.open.borrow().clone(), Ok(()));
-        for Open { server, ticket, mark } in open {
+        for OpenTicket { server, ticket, mark } in open {
             let close = Request::from(OffloadRequest::CloseTicket { ticket });
             match self.client.pages().rpc().ask_harmless(server, &close).await {
                 Ok(Reply::Offloaded { leaf: Some(leaf), .. }) => self.client.drop_copy(leaf).await,
@@ -334,16 +336,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// [`Restart::Here`] if the memory server refuses or does not reply in time.
     pub(super) async fn offload_scan(
         &self,
-        missing: Missing<'_, L>,
+        missing: MissingNode<'_, L>,
         window: &ScanWindow<'_, L::Key>,
     ) -> Result<OffloadedScan<L>, Restart> {
-        let Missing { parent, slot, address, level } = missing;
+        let MissingNode { parent, slot, address, level } = missing;
         let fence = next_fence(parent.page, slot, window.reverse);
         // The node may hold keys beyond the range that its parent routes to it (D7).
         let (low, high) = slot_range(parent.page, slot);
         let (lower, upper) =
             (window.lower.map(ToOwned::to_owned), window.upper.map(ToOwned::to_owned));
-        let wanted = Scan { lower, upper, reverse: window.reverse, limit: window.limit };
+        let wanted = ScanResult { lower, upper, reverse: window.reverse, limit: window.limit };
         let wanted = within(&wanted, &OwnedRange { low, high });
         // A late request changes nothing, so the mark can end with this call.
         let mark = self.client.begin_remote(parent, slot, address).await?;

@@ -1,13 +1,13 @@
 //! DEX as a design that partitioning can use: connects the trait to functions of [`DexServer`] and
 //! [`DexIndex`] that other files of this folder define.
 
-use super::hand_over::GivenUp;
+use super::hand_over::UnownedKeys;
 use super::{DexIndex, DexServer};
 use farleaf_fabric::Fabric;
-use farleaf_index::{Answer, LeafEdit, PartIndex, PartState, Records, Scan};
 use farleaf_index::{CacheCounters, OwnedRange};
+use farleaf_index::{EditAnswer, KeyedRecords, LeafEdit, PartIndex, PartState, ScanResult};
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
-use farleaf_pool::remote::{Detector, RemoteError};
+use farleaf_pool::remote::{FailureDetector, RemoteError};
 
 impl<L: Layout> PartState<OwnedKey<L>> for DexServer<L> {
     fn range(&self) -> OwnedRange<OwnedKey<L>> {
@@ -18,7 +18,7 @@ impl<L: Layout> PartState<OwnedKey<L>> for DexServer<L> {
         self.cache().owned().set(range);
     }
 
-    fn detector(&self) -> &Detector {
+    fn detector(&self) -> &FailureDetector {
         self.cache().detector()
     }
 
@@ -28,7 +28,7 @@ impl<L: Layout> PartState<OwnedKey<L>> for DexServer<L> {
 }
 
 impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
-    type Released<'a> = GivenUp<'a, F, L>;
+    type Released<'a> = UnownedKeys<'a, F, L>;
 
     #[inline]
     fn fabric(&self) -> &F {
@@ -47,7 +47,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> impl Future<Output = Result<Answer<OwnedValue<L>>, RemoteError>> {
+    ) -> impl Future<Output = Result<EditAnswer<OwnedValue<L>>, RemoteError>> {
         DexIndex::execute(self, edit)
     }
 
@@ -55,7 +55,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     fn execute_all(
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+        done: impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) -> impl Future<Output = ()> {
         DexIndex::execute_all(self, edits, done)
     }
@@ -63,8 +63,8 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     #[inline]
     fn scan(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> impl Future<Output = Result<OwnedRange<OwnedKey<L>>, RemoteError>> {
         DexIndex::scan(self, scan, out)
     }
@@ -123,7 +123,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
         &self,
         keys: &OwnedRange<OwnedKey<L>>,
         rest: &OwnedRange<OwnedKey<L>>,
-    ) -> impl Future<Output = Result<Option<GivenUp<'_, F, L>>, RemoteError>> {
+    ) -> impl Future<Output = Result<Option<UnownedKeys<'_, F, L>>, RemoteError>> {
         DexIndex::release_range(self, keys, rest)
     }
 

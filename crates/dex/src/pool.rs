@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::load::{Builder, BuiltTree};
+use super::load::{BuiltTree, DexTreeBuilder};
 use super::mend::mend;
 use super::options::from_word;
 use super::replace::{is_empty, nodes_below, replace_root};
@@ -45,7 +45,7 @@ impl<F: Fabric, L: Layout> DexPool<F, L> {
 }
 
 impl<F: Fabric, L: Layout> PartPool<F, L> for DexPool<F, L> {
-    type Builder<'a> = Builder<'a, F, L>;
+    type Builder<'a> = DexTreeBuilder<'a, F, L>;
     type Built = BuiltTree<L>;
     type Former = Vec<GlobalAddr>;
 
@@ -61,8 +61,8 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DexPool<F, L> {
         self.pages.use_servers(servers);
     }
 
-    fn builder(&self, fill: f64, boundaries: Vec<OwnedKey<L>>) -> Builder<'_, F, L> {
-        Builder::new(&self.pages, fill, self.placement_level, boundaries)
+    fn builder(&self, fill: f64, boundaries: Vec<OwnedKey<L>>) -> DexTreeBuilder<'_, F, L> {
+        DexTreeBuilder::new(&self.pages, fill, self.placement_level, boundaries)
     }
 
     fn is_empty(&self) -> impl Future<Output = Result<bool, IndexError>> {

@@ -5,7 +5,7 @@
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_page::{Layout, OwnedKey, Page, ScanWindow, clipped, narrowed, slot_range};
-use farleaf_pool::remote::{Change, Image, Miss, PageClient, Pointer, RemoteError};
+use farleaf_pool::remote::{Image, Miss, PageChange, PageClient, Pointer, RemoteError};
 use std::ops::Bound;
 
 /// Replaces the root's content. Retries within bounds while others hold its lock.
@@ -28,18 +28,18 @@ async fn try_replace_root<F: Fabric, L: Layout>(
     let level = content.page().level();
     image.page().format_empty(root, level, L::key(&L::min_key()), None);
     image.page().copy_content(content.page());
-    Ok(pages.commit(Change::new(locked, &copy, image)).await?)
+    Ok(pages.commit(PageChange::new(locked, &copy, image)).await?)
 }
 
 /// A node and the key range that its parents route to it. Entries outside this range do not count
 /// (D7).
-type Led<K> = (GlobalAddr, (K, Option<K>));
+type RoutedNode<K> = (GlobalAddr, (K, Option<K>));
 
 /// The children of an inner page that cover some of `keys`, each with its part of them.
 fn children<L: Layout>(
     page: Page<'_, L>,
     keys: &(OwnedKey<L>, Option<OwnedKey<L>>),
-) -> impl Iterator<Item = Led<OwnedKey<L>>> {
+) -> impl Iterator<Item = RoutedNode<OwnedKey<L>>> {
     (0..page.count()).filter_map(move |slot| {
         let keys = narrowed(slot_range(page, slot), keys.clone());
         let has_any = keys.1.as_ref().is_none_or(|high| keys.0 < *high);
@@ -53,7 +53,7 @@ pub(super) async fn nodes_below<F: Fabric, L: Layout>(
     root: GlobalAddr,
 ) -> Result<Vec<GlobalAddr>, IndexError> {
     let mut nodes = Vec::new();
-    let mut inner: Vec<Led<OwnedKey<L>>> = vec![(root, (L::min_key(), None))];
+    let mut inner: Vec<RoutedNode<OwnedKey<L>>> = vec![(root, (L::min_key(), None))];
     while let Some((at, keys)) = inner.pop() {
         let copy = match pages.read(Pointer::fixed(at)).await {
             Ok(copy) => copy,
@@ -76,7 +76,7 @@ pub(super) async fn is_empty<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
 ) -> Result<bool, IndexError> {
-    let mut nodes: Vec<Led<OwnedKey<L>>> = vec![(root, (L::min_key(), None))];
+    let mut nodes: Vec<RoutedNode<OwnedKey<L>>> = vec![(root, (L::min_key(), None))];
     while let Some((at, keys)) = nodes.pop() {
         // A leaf that was only partly written back has no valid checksum, but it has a stamp.
         let copy = pages.read_raw(at).await?;

@@ -13,24 +13,24 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::descend::{LeafLocation, Offer};
+use super::descend::{LeafLocation, OffloadOffer};
 use super::offload::OffloadedScan;
 use super::scan_range::{first, last, next_fence, within};
 use crate::cache::{OptimisticRef, Restart};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::OwnedRange;
 use farleaf_index::together::all;
-use farleaf_index::{PartState, Records, Scan};
+use farleaf_index::{KeyedRecords, PartState, ScanResult};
 use farleaf_page::{Layout, OwnedKey, OwnedValue, Page, Probe, ScanWindow};
 use farleaf_pool::remote::RemoteError;
 use std::cell::{Cell, RefCell};
 use std::ops::Bound;
 
 /// The records found so far.
-type Found<L> = RefCell<Records<OwnedKey<L>, OwnedValue<L>>>;
+type ScannedRecords<L> = RefCell<KeyedRecords<OwnedKey<L>, OwnedValue<L>>>;
 
 /// Maximum number of records for which a scan reserves space in advance.
-const MOST_RESERVED: usize = 1024;
+const MAX_RESERVED: usize = 1024;
 
 /// Moving average of the records per leaf, in sixteenths.
 #[derive(Debug, Default)]
@@ -57,8 +57,8 @@ impl LeafSizes {
 
 /// A part of a scan.
 #[derive(Debug)]
-struct Part<'s, L: Layout> {
-    scan: &'s Scan<OwnedKey<L>>,
+struct ScanPart<'s, L: Layout> {
+    scan: &'s ScanResult<OwnedKey<L>>,
     /// The range that this server owned when the scan began.
     range: &'s OwnedRange<OwnedKey<L>>,
     /// Locates the part's first leaf. Ascending: the leaf of this key. Descending: the leaf of this
@@ -70,7 +70,7 @@ struct Part<'s, L: Layout> {
     limit: usize,
 }
 
-impl<L: Layout> Part<'_, L> {
+impl<L: Layout> ScanPart<'_, L> {
     /// Where the scan continues after a node that ends at this fence; `None` if no more records can
     /// follow.
     fn behind(&self, fence: Option<OwnedKey<L>>) -> Option<Bound<OwnedKey<L>>> {
@@ -86,7 +86,7 @@ impl<L: Layout> Part<'_, L> {
     }
 
     fn window(&self) -> ScanWindow<'_, L::Key> {
-        let Scan { lower, upper, reverse, .. } = self.scan;
+        let ScanResult { lower, upper, reverse, .. } = self.scan;
         let (lower, upper) = match (self.moved, *reverse) {
             (false, _) => (lower, upper),
             (true, true) => (lower, &self.place),
@@ -107,7 +107,12 @@ impl<L: Layout> Part<'_, L> {
     }
 
     /// Truncates `out` to `had` records, then appends those that the part finds in `leaf`.
-    fn collect(&self, leaf: Page<'_, L>, had: usize, out: &Found<L>) -> LeafEnd<OwnedKey<L>> {
+    fn collect(
+        &self,
+        leaf: Page<'_, L>,
+        had: usize,
+        out: &ScannedRecords<L>,
+    ) -> LeafEnd<OwnedKey<L>> {
         let mut out = out.borrow_mut();
         // `leaf` may be inconsistent at first; then this runs again.
         out.truncate(had);
@@ -128,7 +133,7 @@ struct LeafEnd<K> {
 
 /// The result of one step of a scan.
 #[derive(Debug)]
-enum Step<'a, L: Layout> {
+enum ScanStep<'a, L: Layout> {
     /// The leaf at the place was read.
     Read(LeafEnd<OwnedKey<L>>),
     /// Nothing was read yet: the leaves at these places, below this node, should be read together.
@@ -146,8 +151,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// then has the records found before.
     pub async fn scan(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let range = self.server.range();
         // If the range grows meanwhile, leaves may extend beyond it. The caller continues the scan
@@ -158,7 +163,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             true => last(scan, &range),
             false => Some(first(scan, &range)),
         };
-        out.reserve(scan.limit.min(MOST_RESERVED).saturating_sub(out.len()));
+        out.reserve(scan.limit.min(MAX_RESERVED).saturating_sub(out.len()));
         let found = RefCell::new(std::mem::take(out));
         let outcome = self.scan_from(begin, scan, &range, &found).await;
         *out = found.into_inner();
@@ -168,9 +173,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn scan_from(
         &self,
         begin: Option<Bound<OwnedKey<L>>>,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
         range: &OwnedRange<OwnedKey<L>>,
-        found: &Found<L>,
+        found: &ScannedRecords<L>,
     ) -> Result<(), RemoteError> {
         let (mut at, mut moved) = (begin, false);
         let mut offer = self.offload.is_on() && !self.uncached;
@@ -179,19 +184,19 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if had >= scan.limit {
                 break;
             }
-            let part = Part { scan, range, place, moved, limit: scan.limit - had };
+            let part = ScanPart { scan, range, place, moved, limit: scan.limit - had };
             moved = true;
             at = match self.step(&part, found, &mut offer).await? {
-                Step::Read(leaf) => {
+                ScanStep::Read(leaf) => {
                     let copied = found.borrow().len() - had;
                     self.charge(Work::CopyRecords(copied as u32)).await;
                     self.leaf_sizes.add(leaf.records);
                     part.behind(leaf.fence)
                 }
-                Step::Together(above, places) => {
+                ScanStep::Together(above, places) => {
                     self.read_together(&part, (above, places), found).await?
                 }
-                Step::Offloaded(below) => {
+                ScanStep::Offloaded(below) => {
                     self.charge(Work::CopyRecords(below.records.len() as u32)).await;
                     let last = below.records.last().map(|(key, _)| key.clone());
                     found.borrow_mut().extend(below.records);
@@ -209,10 +214,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// is offered to it.
     async fn step(
         &self,
-        part: &Part<'_, L>,
-        found: &Found<L>,
+        part: &ScanPart<'_, L>,
+        found: &ScannedRecords<L>,
         offer: &mut bool,
-    ) -> Result<Step<'_, L>, RemoteError> {
+    ) -> Result<ScanStep<'_, L>, RemoteError> {
         let had = found.borrow().len();
         let mut attempts = None;
         loop {
@@ -228,27 +233,27 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     async fn try_step(
         &self,
-        part: &Part<'_, L>,
-        (found, had): (&Found<L>, usize),
+        part: &ScanPart<'_, L>,
+        (found, had): (&ScannedRecords<L>, usize),
         offer: bool,
-    ) -> Result<Step<'_, L>, Restart> {
+    ) -> Result<ScanStep<'_, L>, Restart> {
         // A failed attempt may have left records.
         found.borrow_mut().truncate(had);
         let probe = part.probe();
         let read = |leaf: Page<'_, L>| part.collect(leaf, had, found);
         if self.uncached {
-            return self.try_read_leaf(probe, &read).await.map(Step::Read);
+            return self.try_read_leaf(probe, &read).await.map(ScanStep::Read);
         }
         let leaves = self.leaf_sizes.leaves::<L>(part.limit);
         let offer = match offer {
-            true => Offer::Scan { leaves: leaves.min(L::capacity()) as u64 },
-            false => Offer::Nothing,
+            true => OffloadOffer::Scan { leaves: leaves.min(L::capacity()) as u64 },
+            false => OffloadOffer::Nothing,
         };
         let together = leaves.min(self.leaves_together as usize);
         let place = match self.find_leaf(probe, offer).await? {
             LeafLocation::Offered(missing) => {
                 let below = Box::pin(self.offload_scan(missing, &part.window())).await?;
-                return Ok(Step::Offloaded(below));
+                return Ok(ScanStep::Offloaded(below));
             }
             LeafLocation::Elsewhere { parent, slot, address } if together > 1 => {
                 // An old copy of a shared node may point to leaves that have been merged away below
@@ -262,20 +267,20 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     return Err(Restart::Busy);
                 }
                 if places.len() > 1 {
-                    return Ok(Step::Together(parent, places));
+                    return Ok(ScanStep::Together(parent, places));
                 }
                 LeafLocation::Elsewhere { parent, slot, address }
             }
             place => place,
         };
-        self.read_place(place, probe, &read).await.map(Step::Read)
+        self.read_place(place, probe, &read).await.map(ScanStep::Read)
     }
 
     /// The place of a part, and the places of the leaves that follow below the same level-1 node:
     /// at most `most`, within the scan and within the range of keys routed to the node (`led`).
     fn next_places(
         &self,
-        part: &Part<'_, L>,
+        part: &ScanPart<'_, L>,
         (parent, slot): (Page<'_, L>, usize),
         led: &OwnedRange<OwnedKey<L>>,
         most: usize,
@@ -304,14 +309,20 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// continues.
     async fn read_together(
         &self,
-        first: &Part<'_, L>,
+        first: &ScanPart<'_, L>,
         (above, places): (OptimisticRef<'_, L>, Vec<Bound<OwnedKey<L>>>),
-        found: &Found<L>,
+        found: &ScannedRecords<L>,
     ) -> Result<Option<Bound<OwnedKey<L>>>, RemoteError> {
-        let &Part { scan, range, moved, limit, .. } = first;
+        let &ScanPart { scan, range, moved, limit, .. } = first;
         let parts = places.into_iter().enumerate();
         let parts: Vec<_> = parts
-            .map(|(number, place)| Part { scan, range, place, moved: moved || number > 0, limit })
+            .map(|(number, place)| ScanPart {
+                scan,
+                range,
+                place,
+                moved: moved || number > 0,
+                limit,
+            })
             .collect();
         let read = all(parts.iter().map(|part| self.read_part(part, above))).await;
         let (mut at, mut missing) = (Some(first.place.clone()), limit);
@@ -334,11 +345,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Reads one part: from the node above it if that has not changed, otherwise from the root.
     async fn read_part(
         &self,
-        part: &Part<'_, L>,
+        part: &ScanPart<'_, L>,
         above: OptimisticRef<'_, L>,
-    ) -> Result<(Records<OwnedKey<L>, OwnedValue<L>>, LeafEnd<OwnedKey<L>>), RemoteError> {
+    ) -> Result<(KeyedRecords<OwnedKey<L>, OwnedValue<L>>, LeafEnd<OwnedKey<L>>), RemoteError> {
         let probe = part.probe();
-        let records = RefCell::new(Records::with_capacity(part.limit.min(L::capacity())));
+        let records = RefCell::new(KeyedRecords::with_capacity(part.limit.min(L::capacity())));
         let read = |leaf: Page<'_, L>| part.collect(leaf, 0, &records);
         let leaf = match self.try_read_below(above, probe, &read).await {
             Ok(leaf) => leaf,

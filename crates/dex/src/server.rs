@@ -5,8 +5,8 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::uncached::Unsettled;
-use crate::cache::{Cache, CacheClient, CacheOptions, FrameId, mark_clean};
+use super::uncached::UncachedChanges;
+use crate::cache::{CacheClient, CacheOptions, FrameCache, FrameId, mark_clean};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, RegionError, ServerId};
 use farleaf_index::MemoryUse;
@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 
 /// One compute server.
 pub struct DexServer<L: Layout> {
-    cache: Arc<Cache<L>>,
+    cache: Arc<FrameCache<L>>,
     /// The number of the root's frame plus one; 0 until the root has been read.
     root_frame: AtomicU64,
     /// Nodes that were merged away, by memory server.
     free_nodes: Mutex<BTreeMap<ServerId, Vec<GlobalAddr>>>,
     /// Counts the changes in progress, for operations that bypass the cache.
-    unsettled: Unsettled,
+    unsettled: UncachedChanges,
     memory: Arc<MemoryUse>,
 }
 
@@ -42,10 +42,10 @@ impl<L: Layout> DexServer<L> {
         memory: Arc<MemoryUse>,
     ) -> Result<Self, RegionError> {
         Ok(Self {
-            cache: Arc::new(Cache::new(options, range)?),
+            cache: Arc::new(FrameCache::new(options, range)?),
             root_frame: AtomicU64::new(0),
             free_nodes: Mutex::default(),
-            unsettled: Unsettled::default(),
+            unsettled: UncachedChanges::default(),
             memory,
         })
     }
@@ -56,7 +56,7 @@ impl<L: Layout> DexServer<L> {
     }
 
     /// The cache that all threads of this compute server share.
-    pub fn cache(&self) -> &Arc<Cache<L>> {
+    pub fn cache(&self) -> &Arc<FrameCache<L>> {
         &self.cache
     }
 
@@ -126,7 +126,7 @@ impl<L: Layout> DexServer<L> {
         lock(&self.free_nodes).values_mut().find_map(Vec::pop)
     }
 
-    pub(super) fn unsettled(&self) -> &Unsettled {
+    pub(super) fn unsettled(&self) -> &UncachedChanges {
         &self.unsettled
     }
 

@@ -18,13 +18,13 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use farleaf_index::LiveCounters;
 use farleaf_page::rules;
 use farleaf_page::{
-    Entry, Layout, LeafEdit, LockWord, OwnedKey, Page, Probe, SplitPlan, split_plan,
+    Layout, LeafEdit, LockWord, OverflowEntry, OwnedKey, Page, Probe, SplitPlan, split_plan,
 };
-use farleaf_pool::remote::{Change, Committed, Image, Locked, PageCopy};
+use farleaf_pool::remote::{Committed, Image, LockedPage, PageChange, PageCopy};
 
 /// Whether the change of a parent has reached the pool.
 #[derive(Debug)]
-pub(super) enum Written {
+pub(super) enum ParentWrite {
     /// It has reached the pool.
     Now,
     /// Perhaps not yet, because a memory server cannot be reached; but it will.
@@ -32,7 +32,7 @@ pub(super) enum Written {
 }
 
 /// A remote lock on a shared node, with the copy that its CAS expected.
-type Held<'a, L> = (Locked<'a>, PageCopy<L>);
+type LockedNode<'a, L> = (LockedPage<'a>, PageCopy<L>);
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Splits the topmost full node on the path of `edit`, if there is one. A leaf without room for
@@ -80,12 +80,16 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             {
                 return self.split_child(parent, child, &plan).await;
             }
-            pending = Some(Entry::Child(plan.separator, GlobalAddr::NULL));
+            pending = Some(OverflowEntry::Child(plan.separator, GlobalAddr::NULL));
         }
         self.split_root(path[0], pending.as_ref()).await
     }
 
-    fn split_plan(&self, page: Page<'_, L>, pending: Option<&Entry<L>>) -> SplitPlan<OwnedKey<L>> {
+    fn split_plan(
+        &self,
+        page: Page<'_, L>,
+        pending: Option<&OverflowEntry<L>>,
+    ) -> SplitPlan<OwnedKey<L>> {
         split_plan(page, pending, self.fabric().breaks(rules::SEPARATORS_ABOVE))
     }
 
@@ -114,7 +118,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn lock_shared<'a>(
         &'a self,
         node: &Latched<'_, L>,
-    ) -> Result<Option<Held<'a, L>>, Restart> {
+    ) -> Result<Option<LockedNode<'a, L>>, Restart> {
         if !node.shared || self.fabric().breaks(rules::SHARED_LOCKED) {
             return Ok(None);
         }
@@ -129,7 +133,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Releases a remote lock without having changed the node.
-    pub(super) async fn unlock_shared(&self, held: Option<Held<'_, L>>) {
+    pub(super) async fn unlock_shared(&self, held: Option<LockedNode<'_, L>>) {
         if let Some((locked, _)) = held {
             self.client.pages().release(locked).await;
         }
@@ -234,17 +238,19 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// unwritten. Also holds back a shared parent: until then the pool has its old content (C24).
     pub(super) fn hold_below(
         &self,
-        written: &Written,
+        written: &ParentWrite,
         parent: &Latched<'_, L>,
         children: &[FrameId],
     ) {
         match written {
-            Written::Now => return,
-            Written::Later if parent.shared => {
+            ParentWrite::Now => return,
+            ParentWrite::Later if parent.shared => {
                 self.client.hold_for(parent.frame, parent.frame, parent.at());
             }
             // The next write-back writes the frame's content at that time.
-            Written::Later => self.client.mark_dirty(parent.frame, parent.page, 1..L::page_words()),
+            ParentWrite::Later => {
+                self.client.mark_dirty(parent.frame, parent.page, 1..L::page_words())
+            }
         }
         for child in children {
             self.client.hold_for(*child, parent.frame, parent.at());
@@ -255,9 +261,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn write_parent_alone(
         &self,
         parent: &Latched<'_, L>,
-        lock: Option<Held<'_, L>>,
+        lock: Option<LockedNode<'_, L>>,
         edit: impl FnOnce(Page<'_, L>),
-    ) -> Result<Written, Restart> {
+    ) -> Result<ParentWrite, Restart> {
         self.write_parent(parent, lock, edit, None::<(_, _, fn(Page<'_, L>))>).await
     }
 
@@ -272,10 +278,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn write_parent(
         &self,
         parent: &Latched<'_, L>,
-        parent_lock: Option<Held<'_, L>>,
+        parent_lock: Option<LockedNode<'_, L>>,
         edit: impl FnOnce(Page<'_, L>),
-        child: Option<(&Latched<'_, L>, Held<'_, L>, impl FnOnce(Page<'_, L>))>,
-    ) -> Result<Written, Restart> {
+        child: Option<(&Latched<'_, L>, LockedNode<'_, L>, impl FnOnce(Page<'_, L>))>,
+    ) -> Result<ParentWrite, Restart> {
         let Some((locked, copy)) = parent_lock else {
             debug_assert!(child.is_none(), "a shared node's parent is shared");
             let image = self.client.cache().image(parent.page);
@@ -283,33 +289,33 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(match self.write_exclusive(parent, &image).await {
                 Ok(()) => {
                     mark_clean(parent.page);
-                    Written::Now
+                    ParentWrite::Now
                 }
-                Err(_) => Written::Later,
+                Err(_) => ParentWrite::Later,
             });
         };
         let image = Image::of(copy.page());
         edit(image.page());
         // The parent goes first: a reader between the two WRITEs then finds the new node, or a
         // child with too many keys.
-        let mut changes = vec![Change::new(locked, &copy, image)];
+        let mut changes = vec![PageChange::new(locked, &copy, image)];
         let mut frames = vec![parent];
         let child_copy;
         if let Some((child, (locked, copy), edit)) = child {
             child_copy = copy;
             let image = Image::of(child_copy.page());
             edit(image.page());
-            changes.push(Change::new(locked, &child_copy, image));
+            changes.push(PageChange::new(locked, &child_copy, image));
             frames.push(child);
         }
-        let words: Vec<LockWord> = changes.iter().map(Change::next_word).collect();
+        let words: Vec<LockWord> = changes.iter().map(PageChange::next_word).collect();
         let committed = self.client.pages().commit_surely(changes).await?;
         for (node, word) in frames.into_iter().zip(words) {
             self.set_word(node, word);
         }
         Ok(match committed {
-            Committed::Now => Written::Now,
-            Committed::Later(_) => Written::Later,
+            Committed::Now => ParentWrite::Now,
+            Committed::Later(_) => ParentWrite::Later,
         })
     }
 
@@ -318,7 +324,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn split_root(
         &self,
         root: OptimisticRef<'_, L>,
-        pending: Option<&Entry<L>>,
+        pending: Option<&OverflowEntry<L>>,
     ) -> Result<(), Restart> {
         let plan = self.split_plan(root.page, pending);
         let cache = self.client.cache();

@@ -13,15 +13,15 @@
 //! it began.
 //!
 //! *A lookup without a mark*: a READ that overlaps a WRITE of one word, a value, finds the old
-//! value or the new one. [`Unsettled`] counts larger changes while they last, and operations that
-//! fetch leaves into frames, where they can change. A lookup that overlaps one of these takes the
-//! mark and reads again.
+//! value or the new one. [`UncachedChanges`] counts larger changes while they last, and operations
+//! that fetch leaves into frames, where they can change. A lookup that overlaps one of these takes
+//! the mark and reads again.
 //!
 //! *Cost*: with the branches that lead here compiled out, a `get` from the cache takes as long as
 //! with them (`get_cost` with 200,000 keys: 216 and 218 ns, in runs up to 7 ns apart).
 //!
-//! *Thread safety*: any number of threads may use [`Unsettled`]; the rest belongs to its endpoint's
-//! thread.
+//! *Thread safety*: any number of threads may use [`UncachedChanges`]; the rest belongs to its
+//! endpoint's thread.
 
 use super::DexIndex;
 use crate::cache::{IoMark, Mapped, Restart, is_clean};
@@ -35,20 +35,20 @@ use farleaf_page::{
 use farleaf_pool::remote::Pointer;
 
 /// Number of times a walk polls another operation's mark before it starts over.
-const MOST_WAITS: u32 = 10_000;
+const MAX_WAITS: u32 = 10_000;
 /// Pause between two polls.
 const WAIT_NS: u64 = 100;
 
 /// Counts the changes in progress on a compute server that a READ of a leaf could see partially.
 #[derive(Debug, Default)]
-pub(super) struct Unsettled {
+pub(super) struct UncachedChanges {
     begun: AtomicU64,
     ended: AtomicU64,
     /// Number of nodes merged away.
     merged: AtomicU64,
 }
 
-impl Unsettled {
+impl UncachedChanges {
     /// The number of changes that have begun, if all of them have ended.
     fn settled(&self) -> Option<u64> {
         let ended = self.ended.load(Ordering::Acquire);
@@ -62,10 +62,10 @@ impl Unsettled {
         self.begun.load(Ordering::Relaxed) == begun
     }
 
-    fn begin(&self) -> Change<'_> {
+    fn begin(&self) -> UncachedChange<'_> {
         self.begun.fetch_add(1, Ordering::Acquire);
         fence(Ordering::Release);
-        Change(self)
+        UncachedChange(self)
     }
 
     /// Counts a merge. Call it before the merged node leaves the mapping table.
@@ -80,9 +80,9 @@ impl Unsettled {
 
 /// A change in progress, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Change<'a>(&'a Unsettled);
+pub(super) struct UncachedChange<'a>(&'a UncachedChanges);
 
-impl Drop for Change<'_> {
+impl Drop for UncachedChange<'_> {
     fn drop(&mut self) {
         self.0.ended.fetch_add(1, Ordering::Release);
     }
@@ -90,7 +90,7 @@ impl Drop for Change<'_> {
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Announces that leaves enter frames and may change there, until the guard is dropped.
-    pub(super) fn unsettle(&self) -> Option<Change<'_>> {
+    pub(super) fn unsettle(&self) -> Option<UncachedChange<'_>> {
         self.uncached.then(|| self.server.unsettled().begin())
     }
 
@@ -203,7 +203,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// leaf is in a frame.
     async fn mark_leaf(&self, at: GlobalAddr, merged: u64) -> Result<Option<IoMark<'_>>, Restart> {
         let mapping = self.client.cache().mapping();
-        for _ in 0..MOST_WAITS {
+        for _ in 0..MAX_WAITS {
             match mapping.begin_io(at.to_bits(), || self.server.unsettled().merged() == merged) {
                 Ok(mark) => return Ok(Some(mark)),
                 Err(Mapped::Frame(_)) => return Ok(None),

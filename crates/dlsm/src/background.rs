@@ -11,7 +11,7 @@
 //! *Thread safety*: that of the handle. Any number of tasks of any threads may work.
 
 use super::handle::DlsmIndex;
-use super::shard::{AtWork, Right, Shard};
+use super::shard::{BackgroundTask, LsmShard, TreeRight};
 use farleaf_fabric::Fabric;
 use farleaf_index::together::{all, join};
 use farleaf_index::{IndexError, Reshaped};
@@ -28,7 +28,7 @@ const FAILED_NS: u64 = 1_000_000;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes what waits, unless another handle does. Returns how many MemTables it flushed.
-    async fn flush_waiting(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
+    async fn flush_waiting(&self, worker: Option<&BackgroundTask>) -> Result<u32, IndexError> {
         self.settle_loans_when_due().await;
         if worker.is_some() {
             self.own_ahead().await;
@@ -37,7 +37,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if self.shard.pin().immutables.is_empty() {
             return Ok(0);
         }
-        let flushing = Shard::begin_due(&self.shard, Right::Flush, Shard::begin_flush);
+        let flushing = LsmShard::begin_due(&self.shard, TreeRight::Flush, LsmShard::begin_flush);
         let Some(flushing) = flushing else { return Ok(0) };
         for step in 0..STEPS {
             let flushed = self.flush_oldest(&flushing).await;
@@ -49,7 +49,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Merges what is due and others do not merge. Returns the number of merges.
-    async fn merge_due(&self, worker: Option<&AtWork>) -> Result<u32, IndexError> {
+    async fn merge_due(&self, worker: Option<&BackgroundTask>) -> Result<u32, IndexError> {
         if worker.is_some() && self.shard.needs.is_room_wanted() {
             let made = self.make_room().await;
             self.noted(made.map(|()| true), worker)?;
@@ -73,7 +73,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     fn noted(
         &self,
         outcome: Result<bool, IndexError>,
-        worker: Option<&AtWork>,
+        worker: Option<&BackgroundTask>,
     ) -> Result<bool, IndexError> {
         if let (Err(_), Some(worker)) = (&outcome, worker) {
             worker.failed(self.fabric().now_ns() + FAILED_NS);
@@ -96,7 +96,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         ended: &dyn Fn() -> bool,
         report: &dyn Fn(Result<Reshaped, IndexError>),
     ) {
-        let at_work = &Shard::begin_worker(&self.shard);
+        let at_work = &LsmShard::begin_worker(&self.shard);
         let has_ended = &Cell::new(false);
         let is_over = &|| has_ended.get() || ended();
         let flushes = async {
@@ -119,7 +119,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     async fn repeat(
         &self,
         work: impl AsyncFn() -> Result<u32, IndexError>,
-        at_work: &AtWork,
+        at_work: &BackgroundTask,
         most_ns: Option<u64>,
         is_over: &dyn Fn() -> bool,
         report: &dyn Fn(Result<Reshaped, IndexError>),

@@ -6,7 +6,7 @@ use farleaf_page::table::KeyBuf;
 
 /// What a merge beside others takes, and where it puts it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Claim {
+pub(super) struct CompactionClaim {
     /// The ids of the tables. None: the lane is taken for a part of a merge.
     pub(super) inputs: Vec<u64>,
     /// The level of the outputs, which is not 0.
@@ -15,7 +15,7 @@ pub(super) struct Claim {
     pub(super) keys: (KeyBuf, KeyBuf),
 }
 
-impl Claim {
+impl CompactionClaim {
     /// Whether both have an input in common.
     pub(super) fn shares(&self, other: &Self) -> bool {
         self.inputs.iter().any(|input| other.inputs.contains(input))

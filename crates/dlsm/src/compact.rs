@@ -5,19 +5,19 @@
 //! *Thread safety*: that of the handle.
 
 use super::DlsmOptions;
-use super::claim::Claim;
+use super::claim::CompactionClaim;
 use super::handle::DlsmIndex;
-use super::near::MergePart;
-use super::shard::{Merging, Right, Shard};
+use super::near::CompactionPart;
+use super::shard::{CompactionRight, LsmShard, TreeRight};
 use super::table_writer::{TableWriter, merge_error};
-use super::version::{Table, TreeVersion};
+use super::version::{SsTable, TreeVersion};
 use crate::remote::{ExtentUse, TRANSFER_WORDS};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::rules::{MERGES_APART, OLDEST_MERGED_FIRST};
-use farleaf_page::table::{Clip, KeyBuf, Merge, MergeOptions, Progress};
+use farleaf_page::table::{Clip, Compaction, CompactionProgress, KeyBuf, MergeOptions};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -30,17 +30,17 @@ const READ_WORDS: u32 = 4 * TRANSFER_WORDS as u32;
 const CLAIM_ATTEMPTS: u32 = 4;
 
 /// A merge that is due.
-struct Task {
+struct CompactionTask {
     /// Each is a source: tables with ascending keys.
-    sources: Vec<Vec<Arc<Table>>>,
+    sources: Vec<Vec<Arc<SsTable>>>,
     /// The level of the outputs.
     into: usize,
 }
 
-impl Task {
-    fn claim(&self) -> Option<Claim> {
+impl CompactionTask {
+    fn claim(&self) -> Option<CompactionClaim> {
         let tables = || self.sources.iter().flatten();
-        Some(Claim {
+        Some(CompactionClaim {
             inputs: tables().map(|table| table.id()).collect(),
             into: self.into,
             keys: range_of(tables())?,
@@ -49,48 +49,48 @@ impl Task {
 }
 
 pub(super) fn range_of<'t>(
-    tables: impl Iterator<Item = &'t Arc<Table>> + Clone,
+    tables: impl Iterator<Item = &'t Arc<SsTable>> + Clone,
 ) -> Option<(KeyBuf, KeyBuf)> {
     let smallest = tables.clone().map(|table| &table.meta.smallest).min()?;
     let largest = tables.map(|table| &table.meta.largest).max()?;
     Some((smallest.clone(), largest.clone()))
 }
 
-fn bytes_of(tables: &[Arc<Table>]) -> u64 {
+fn bytes_of(tables: &[Arc<SsTable>]) -> u64 {
     tables.iter().map(|table| table.bytes()).sum()
 }
 
 /// Those of `tables`, which ascend and do not overlap, that overlap a range.
 pub(super) fn overlapping<'t>(
-    tables: &'t [Arc<Table>],
+    tables: &'t [Arc<SsTable>],
     (smallest, largest): (&KeyBuf, &KeyBuf),
-) -> &'t [Arc<Table>] {
+) -> &'t [Arc<SsTable>] {
     let first = tables.partition_point(|table| table.meta.largest < *smallest);
     let end = tables.partition_point(|table| table.meta.smallest <= *largest);
     &tables[first..end.max(first)]
 }
 
 /// What is merged next, beside `claims`.
-struct Picking<'v> {
+struct CompactionPicker<'v> {
     version: &'v TreeVersion,
     options: &'v DlsmOptions,
-    claims: &'v [Claim],
-    conflict: fn(&Claim, &Claim) -> bool,
+    claims: &'v [CompactionClaim],
+    conflict: fn(&CompactionClaim, &CompactionClaim) -> bool,
     /// A planted bug: older tables of level 0 are left behind.
     takes_newest: bool,
 }
 
-impl Picking<'_> {
+impl CompactionPicker<'_> {
     /// The tables of a level that no merge has.
-    fn free(&self, level: usize) -> Vec<Arc<Table>> {
-        let is_free = |table: &&Arc<Table>| {
+    fn free(&self, level: usize) -> Vec<Arc<SsTable>> {
+        let is_free = |table: &&Arc<SsTable>| {
             !self.claims.iter().any(|claim| claim.inputs.contains(&table.id()))
         };
         self.version.levels[level].iter().filter(is_free).cloned().collect()
     }
 
     /// How much a merge of these tables of a level is due: from 1 on.
-    fn score(&self, level: usize, tables: &[Arc<Table>]) -> f64 {
+    fn score(&self, level: usize, tables: &[Arc<SsTable>]) -> f64 {
         match level {
             0 => tables.len() as f64 / self.options.level0_tables as f64,
             _ => bytes_of(tables) as f64 / self.options.level_bytes(level) as f64,
@@ -98,7 +98,7 @@ impl Picking<'_> {
     }
 
     /// The merge that is due most of those that conflict with none, and its claim.
-    fn pick(&self) -> Option<(Task, Claim)> {
+    fn pick(&self) -> Option<(CompactionTask, CompactionClaim)> {
         let levels = (0..self.options.levels).map(|level| {
             let free = self.free(level);
             (self.score(level, &free), level, free)
@@ -114,7 +114,7 @@ impl Picking<'_> {
         })
     }
 
-    fn checked(&self, task: Task) -> Option<(Task, Claim)> {
+    fn checked(&self, task: CompactionTask) -> Option<(CompactionTask, CompactionClaim)> {
         let claim = task.claim()?;
         let is_apart = !self.claims.iter().any(|other| (self.conflict)(other, &claim));
         is_apart.then_some((task, claim))
@@ -122,51 +122,56 @@ impl Picking<'_> {
 
     /// All tables of level 0 that no merge has: older ones that a merge has do not overlap them, or
     /// the claims conflict (V4).
-    fn of_level0(&self, free: &[Arc<Table>]) -> Option<Task> {
+    fn of_level0(&self, free: &[Arc<SsTable>]) -> Option<CompactionTask> {
         let tables = if self.takes_newest { &free[..1] } else { free };
         let (smallest, largest) = range_of(tables.iter())?;
         let mut sources: Vec<_> = tables.iter().map(|table| vec![Arc::clone(table)]).collect();
         sources.push(overlapping(&self.version.levels[1], (&smallest, &largest)).to_vec());
-        Some(Task { sources, into: 1 })
+        Some(CompactionTask { sources, into: 1 })
     }
 
     /// The table that has the least below it, for its size.
-    fn of_level(&self, level: usize, free: &[Arc<Table>]) -> Option<(Task, Claim)> {
+    fn of_level(
+        &self,
+        level: usize,
+        free: &[Arc<SsTable>],
+    ) -> Option<(CompactionTask, CompactionClaim)> {
         let next = &self.version.levels[level + 1];
         let below =
-            |table: &Arc<Table>| overlapping(next, (&table.meta.smallest, &table.meta.largest));
-        let cost = |table: &Arc<Table>| bytes_of(below(table)) as f64 / table.bytes().max(1) as f64;
+            |table: &Arc<SsTable>| overlapping(next, (&table.meta.smallest, &table.meta.largest));
+        let cost =
+            |table: &Arc<SsTable>| bytes_of(below(table)) as f64 / table.bytes().max(1) as f64;
         let mut tables: Vec<_> = free.iter().map(|table| (cost(table), table)).collect();
         tables.sort_by(|(one, _), (other, _)| one.total_cmp(other));
         tables.into_iter().find_map(|(_, table)| {
             let sources = vec![vec![Arc::clone(table)], below(table).to_vec()];
-            self.checked(Task { sources, into: level + 1 })
+            self.checked(CompactionTask { sources, into: level + 1 })
         })
     }
 }
 
 /// A source of a merge, as far as it was fed.
-pub(super) struct Input {
-    tables: VecDeque<(Arc<Table>, Range<u32>)>,
+pub(super) struct CompactionInput {
+    tables: VecDeque<(Arc<SsTable>, Range<u32>)>,
     /// The table that is fed, and its words that are left.
-    now: Option<(Arc<Table>, Range<u32>)>,
+    now: Option<(Arc<SsTable>, Range<u32>)>,
 }
 
-impl Input {
+impl CompactionInput {
     /// The words of `tables` that may have keys of `range`.
     fn new<F: Fabric, L: Layout>(
         index: &DlsmIndex<F, L>,
-        tables: &[Arc<Table>],
+        tables: &[Arc<SsTable>],
         range: &Clip,
     ) -> Result<Self, IndexError> {
-        let words = |table: &Arc<Table>| Ok((Arc::clone(table), index.words_of(table, range)?));
+        let words = |table: &Arc<SsTable>| Ok((Arc::clone(table), index.words_of(table, range)?));
         let mut tables = tables.iter().map(words).collect::<Result<VecDeque<_>, IndexError>>()?;
         tables.retain(|(_, words)| !words.is_empty());
         Ok(Self { tables, now: None })
     }
 
     /// READs the rest of `whole` from `part`.
-    pub(super) fn replace(&mut self, whole: &Arc<Table>, part: &Arc<Table>) {
+    pub(super) fn replace(&mut self, whole: &Arc<SsTable>, part: &Arc<SsTable>) {
         for (table, _) in self.now.iter_mut().chain(&mut self.tables) {
             if Arc::ptr_eq(table, whole) {
                 *table = Arc::clone(part);
@@ -176,26 +181,32 @@ impl Input {
 }
 
 /// A merge on this side, and how far it is.
-pub(super) struct MergeRun {
-    pub(super) merge: Merge,
-    pub(super) sources: Vec<Input>,
+pub(super) struct CompactionRun {
+    pub(super) merge: Compaction,
+    pub(super) sources: Vec<CompactionInput>,
     /// Where the tables are, by their numbers.
     places: Vec<(u64, GlobalAddr)>,
     /// Records whose merging is accounted for.
     charged: u64,
 }
 
-impl MergeRun {
+impl CompactionRun {
     pub(super) fn new<F: Fabric, L: Layout>(
         index: &DlsmIndex<F, L>,
-        sources: &[Vec<Arc<Table>>],
+        sources: &[Vec<Arc<SsTable>>],
         options: MergeOptions,
     ) -> Result<Self, IndexError> {
         let tables = sources.iter().flatten();
         let places = tables.map(|table| (table.id(), table.lease.place())).collect();
-        let input = |tables: &Vec<Arc<Table>>| Input::new(index, tables, &options.range);
+        let input =
+            |tables: &Vec<Arc<SsTable>>| CompactionInput::new(index, tables, &options.range);
         let inputs = sources.iter().map(input).collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { merge: Merge::new(inputs.len(), options), sources: inputs, places, charged: 0 })
+        Ok(Self {
+            merge: Compaction::new(inputs.len(), options),
+            sources: inputs,
+            places,
+            charged: 0,
+        })
     }
 }
 
@@ -222,7 +233,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let picking = self.picking(&version, &claims);
             let Some((task, claim)) = picking.pick() else { break };
             let conflict = picking.conflict;
-            let merging = Shard::begin_merge_of(&self.shard, claim, &task.sources, conflict);
+            let merging = LsmShard::begin_merge_of(&self.shard, claim, &task.sources, conflict);
             let Some(merging) = merging else { continue };
             self.merge_task(&merging, &version, task).await?;
             return Ok(true);
@@ -232,11 +243,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Merges what is due most while nothing else merges, with memory for one output at a time.
     async fn merge_alone(&self) -> Result<bool, IndexError> {
-        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
         self.settle_change().await?;
         let version = self.shard.pin();
         let Some((task, _)) = self.picking(&version, &[]).pick() else { return Ok(false) };
-        let Task { mut sources, into } = task;
+        let CompactionTask { mut sources, into } = task;
         sources.retain(|tables| !tables.is_empty());
         // A pinned version keeps what the merge gives back.
         drop(version);
@@ -244,14 +255,18 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(true)
     }
 
-    fn picking<'v>(&'v self, version: &'v TreeVersion, claims: &'v [Claim]) -> Picking<'v> {
-        Picking {
+    fn picking<'v>(
+        &'v self,
+        version: &'v TreeVersion,
+        claims: &'v [CompactionClaim],
+    ) -> CompactionPicker<'v> {
+        CompactionPicker {
             version,
             options: &self.shard.options,
             claims,
             conflict: match self.fabric().breaks(MERGES_APART) {
-                true => Claim::shares,
-                false => Claim::conflicts,
+                true => CompactionClaim::shares,
+                false => CompactionClaim::conflicts,
             },
             takes_newest: self.fabric().breaks(OLDEST_MERGED_FIRST),
         }
@@ -259,9 +274,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     async fn merge_task(
         &self,
-        merging: &Merging,
+        merging: &CompactionRight,
         version: &TreeVersion,
-        Task { mut sources, into }: Task,
+        CompactionTask { mut sources, into }: CompactionTask,
     ) -> Result<(), IndexError> {
         sources.retain(|tables| !tables.is_empty());
         if let [tables] = &sources[..]
@@ -275,12 +290,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Merges everything into the deepest level, where nothing but the newest values stays, unless
     /// snapshots need more.
-    pub(super) async fn merge_everything(&self, merging: &Merging) -> Result<(), IndexError> {
+    pub(super) async fn merge_everything(
+        &self,
+        merging: &CompactionRight,
+    ) -> Result<(), IndexError> {
         self.settle_change().await?;
         let version = self.shard.pin();
         let deepest = version.levels.len() - 1;
         let (level0, others) = version.levels.split_first().expect("there is a level 0");
-        let is_clean = |table: &Arc<Table>| {
+        let is_clean = |table: &Arc<SsTable>| {
             let footer = &table.meta.footer;
             let is_newest = footer.tombstones == 0 && footer.keys == footer.records;
             is_newest && version.owns_all_of(table)
@@ -304,8 +322,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Merges a part on this side. Returns the outputs.
-    pub(super) async fn merge(&self, part: MergePart<'_>) -> Result<Vec<Table>, IndexError> {
-        let MergePart { version, sources, level, range } = part;
+    pub(super) async fn merge(&self, part: CompactionPart<'_>) -> Result<Vec<SsTable>, IndexError> {
+        let CompactionPart { version, sources, level, range } = part;
         let below = version.levels[level + 1..].iter().flatten();
         let options = MergeOptions {
             range: range.clone(),
@@ -315,14 +333,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             cuts: Vec::new(),
             table_words: u32::try_from(self.shard.options.table_bytes / 8).unwrap_or(u32::MAX),
         };
-        let mut run = MergeRun::new(self, sources, options)?;
+        let mut run = CompactionRun::new(self, sources, options)?;
         let mut outputs = Vec::new();
         let mut writer = TableWriter::new(self, ExtentUse::Merge);
         let written = async {
             loop {
                 let progress = self.fill_output(&mut run, &mut writer).await?;
                 outputs.extend(writer.replace().finish(level as u8).await?);
-                if progress == Progress::Done {
+                if progress == CompactionProgress::Done {
                     return Ok(());
                 }
             }
@@ -337,9 +355,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Merges until the table that is being written ends, or everything is merged.
     pub(super) async fn fill_output(
         &self,
-        run: &mut MergeRun,
+        run: &mut CompactionRun,
         writer: &mut TableWriter<'_, F, L>,
-    ) -> Result<Progress, IndexError> {
+    ) -> Result<CompactionProgress, IndexError> {
         loop {
             let TableWriter { builder, out, .. } = &mut *writer;
             let stepped = run.merge.step(STEP_WORDS, builder, out);
@@ -348,16 +366,16 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             self.fabric().charge(Work::MergeRecords((records - run.charged) as u32)).await;
             run.charged = records;
             match progress {
-                Progress::Spent => writer.send().await?,
-                Progress::NeedsInput(source) => self.feed(run, source).await?,
+                CompactionProgress::Spent => writer.send().await?,
+                CompactionProgress::NeedsInput(source) => self.feed(run, source).await?,
                 progress => return Ok(progress),
             }
         }
     }
 
     /// Gives a source its next words.
-    async fn feed(&self, run: &mut MergeRun, source: usize) -> Result<(), IndexError> {
-        let MergeRun { merge, sources, places, .. } = run;
+    async fn feed(&self, run: &mut CompactionRun, source: usize) -> Result<(), IndexError> {
+        let CompactionRun { merge, sources, places, .. } = run;
         let (failed, input) = (|error| merge_error(error, places), &mut sources[source]);
         if input.now.is_none() {
             let Some((table, words)) = input.tables.pop_front() else {

@@ -8,7 +8,7 @@
 
 use super::DlsmOptions;
 use super::handle::DlsmIndex;
-use super::shard::Shard;
+use super::shard::LsmShard;
 use crate::remote::ExtentClient;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
@@ -27,7 +27,7 @@ impl<L: Layout> Design<L> for Dlsm {
     const NAME: &'static str = "dlsm";
 
     type Options = DlsmOptions;
-    type Compute = Arc<Shard>;
+    type Compute = Arc<LsmShard>;
     type Index<F: Fabric> = DlsmIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
@@ -41,7 +41,7 @@ impl<L: Layout> Design<L> for Dlsm {
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
         options.check()?;
-        Ok(Arc::new(Shard::new(THE_SHARD, options)?))
+        Ok(Arc::new(LsmShard::new(THE_SHARD, options)?))
     }
 
     async fn open_handle<F: Fabric>(
@@ -62,7 +62,7 @@ impl<L: Layout> Design<L> for Dlsm {
 impl Dlsm {
     async fn handle<F: Fabric, L: Layout>(
         fabric: F,
-        compute: &Arc<Shard>,
+        compute: &Arc<LsmShard>,
     ) -> Result<DlsmIndex<F, L>, IndexError> {
         let chunk_bytes = compute.options.chunk_bytes;
         let extents = ExtentClient::<F, L>::new(fabric.clone(), &compute.space, chunk_bytes);
@@ -89,7 +89,7 @@ impl Dlsm {
     /// [`IndexError`]; the former process may have lost the tree all the same. Call it again then.
     pub async fn take_over<F: Fabric, L: Layout>(
         fabric: F,
-        compute: &Arc<Shard>,
+        compute: &Arc<LsmShard>,
     ) -> Result<(), IndexError> {
         Self::handle::<F, L>(fabric, compute).await?.open_shard(true).await
     }

@@ -10,15 +10,15 @@
 //! directory.
 
 use super::handle::DlsmIndex;
-use super::shard::{Editing, Opened, PendingChange, Right, Shard};
-use super::version::{Change, Table};
-use crate::remote::{ExtentSpace, Lease, ShardClient, ShardLoans, ShardState};
+use super::shard::{LsmShard, ManifestRight, OpenedShard, PendingChange, TreeRight};
+use super::version::{SsTable, TreeVersionChange};
+use crate::remote::{ExtentLease, ExtentSpace, ShardClient, ShardLoans, ShardState};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::rules::{LOANS_HELD, NUMBERS_RAISED, ORPHANS_ONLY, TABLES_LISTED};
-use farleaf_page::table::{ExtentRun, Index, KeyBuf, Meta, Placed, push_key};
+use farleaf_page::table::{ExtentRun, KeyBuf, Placed, SsTableIndex, SsTableMeta, push_key};
 use farleaf_pool::remote::RemoteError;
 use farleaf_pool::wire::{LEFT, NO_PROCESS, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,7 +84,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Opens the shard, if another handle of this process has not done so. The shard must have no
     /// owner, unless `takes_over`: then the one that it has is fenced first.
     pub(super) async fn open_shard(&self, takes_over: bool) -> Result<(), IndexError> {
-        let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+        let editing = self.until_begun(TreeRight::Edit, LsmShard::begin_edit).await?;
         if !self.shard.gate.is_open() && self.shard.epoch() == 0 {
             return Err(RemoteError::Moved.into());
         }
@@ -93,12 +93,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Opens the shard although its gate is closed.
     pub(super) async fn open_closed(&self) -> Result<(), IndexError> {
-        let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+        let editing = self.until_begun(TreeRight::Edit, LsmShard::begin_edit).await?;
         self.open_with(&editing, false).await
     }
 
     /// Tells the directory that this process has left the shard, unless it knows.
-    pub(super) async fn tell_left(&self, editing: &Editing) -> Result<(), IndexError> {
+    pub(super) async fn tell_left(&self, editing: &ManifestRight) -> Result<(), IndexError> {
         let Some(epoch) = self.shard.leaves() else { return Ok(()) };
         let owner = self.shard.owner(self.fabric().unique());
         match self.extents.directory(self.shard.id).leave(owner, epoch).await {
@@ -114,7 +114,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Tells the directory that this process has left the shard, which becomes two.
     pub(super) async fn tell_divided(
         &self,
-        editing: &Editing,
+        editing: &ManifestRight,
         (into, low): (u64, &KeyBuf),
     ) -> Result<(), IndexError> {
         let epoch = self.shard.leaves().ok_or(IndexError::Contended { retries: 0 })?;
@@ -126,7 +126,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(())
     }
 
-    async fn open_with(&self, editing: &Editing, takes_over: bool) -> Result<(), IndexError> {
+    async fn open_with(&self, editing: &ManifestRight, takes_over: bool) -> Result<(), IndexError> {
         let shard = &self.shard;
         let directory = self.extents.directory(shard.id);
         let owner = shard.owner(self.fabric().unique());
@@ -167,13 +167,16 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let levels = self.open_tables(&words, &loans.borrowed, &lent).await?;
         let ShardState { epoch, edit, highest_table, .. } = state;
         let raises = !self.fabric().breaks(NUMBERS_RAISED);
-        editing.opened(Opened { epoch, edit, highest_table, levels, lent }, raises)?;
+        editing.opened(OpenedShard { epoch, edit, highest_table, levels, lent }, raises)?;
         self.joined.set(epoch);
         Ok(())
     }
 
     /// The memory of the tables that are lent, by table (L1).
-    fn lent_tables(&self, loans: &ShardLoans) -> Result<BTreeMap<u64, Arc<Lease>>, IndexError> {
+    fn lent_tables(
+        &self,
+        loans: &ShardLoans,
+    ) -> Result<BTreeMap<u64, Arc<ExtentLease>>, IndexError> {
         let mut lent = BTreeMap::new();
         for (id, words) in loans.lent.iter().filter(|_| !self.fabric().breaks(LOANS_HELD)) {
             let damaged = IndexError::Damaged { at: GlobalAddr::NULL };
@@ -189,8 +192,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         &self,
         mut words: &[u64],
         borrowed: &BTreeSet<u64>,
-        lent: &BTreeMap<u64, Arc<Lease>>,
-    ) -> Result<Vec<Vec<Arc<Table>>>, IndexError> {
+        lent: &BTreeMap<u64, Arc<ExtentLease>>,
+    ) -> Result<Vec<Vec<Arc<SsTable>>>, IndexError> {
         let bad_words = IndexError::Damaged { at: GlobalAddr::NULL };
         let mut levels = vec![Vec::new(); self.shard.options.levels + 1];
         while !words.is_empty() {
@@ -209,7 +212,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let table = Arc::new(self.open_table(placed.meta, lease).await?);
             // Other threads wait for the right to edit until the shard is open.
             self.shard.step();
-            let tables: &mut Vec<Arc<Table>> =
+            let tables: &mut Vec<Arc<SsTable>> =
                 levels.get_mut(usize::from(table.meta.level)).ok_or(
                     IndexError::InvalidArgument("this index has more levels than the options"),
                 )?;
@@ -220,7 +223,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         level0.sort_by_key(|table| std::cmp::Reverse(table.meta.footer.highest));
         for tables in others {
             tables.sort_by(|one, other| one.meta.smallest.cmp(&other.meta.smallest));
-            let overlap = |pair: &[Arc<Table>]| pair[0].meta.largest >= pair[1].meta.smallest;
+            let overlap = |pair: &[Arc<SsTable>]| pair[0].meta.largest >= pair[1].meta.smallest;
             if tables.windows(2).any(overlap) {
                 return Err(bad_words);
             }
@@ -229,16 +232,20 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// The memory of a table that is not lent.
-    fn lease_of(&self, placed: &Placed, is_borrowed: bool) -> Option<Lease> {
+    fn lease_of(&self, placed: &Placed, is_borrowed: bool) -> Option<ExtentLease> {
         let (space, pieces) = (&self.shard.space, pieces_of(placed));
         match (is_borrowed, self.fabric().breaks(ORPHANS_ONLY)) {
             (true, _) => Some(ExtentSpace::borrow_at(space, placed.meta.footer.table, &pieces)),
-            (_, true) => ExtentSpace::lease_at(space, &pieces).inspect(Lease::end),
+            (_, true) => ExtentSpace::lease_at(space, &pieces).inspect(ExtentLease::end),
             _ => ExtentSpace::lease_at(space, &pieces),
         }
     }
 
-    async fn open_table(&self, mut meta: Meta, lease: Arc<Lease>) -> Result<Table, IndexError> {
+    async fn open_table(
+        &self,
+        mut meta: SsTableMeta,
+        lease: Arc<ExtentLease>,
+    ) -> Result<SsTable, IndexError> {
         let damaged = IndexError::Damaged { at: lease.place() };
         let run = |(first, count)| ExtentRun { first, count };
         meta.extents = lease.runs().into_iter().map(run).collect();
@@ -248,9 +255,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             return Err(damaged);
         }
         let sections = self.extents.read(&lease, begin, end - begin).await?;
-        match Index::open(sections, footer.table) {
+        match SsTableIndex::open(sections, footer.table) {
             Ok(index) if index.footer() == footer => {
-                Ok(Table { meta, index: Arc::new(index), lease })
+                Ok(SsTable { meta, index: Arc::new(index), lease })
             }
             _ => Err(damaged),
         }
@@ -289,8 +296,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Makes a change: in the directory, and then in the version (V6).
-    pub(super) async fn publish(&self, change: Change) -> Result<(), IndexError> {
-        let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+    pub(super) async fn publish(&self, change: TreeVersionChange) -> Result<(), IndexError> {
+        let editing = self.until_begun(TreeRight::Edit, LsmShard::begin_edit).await?;
         self.settle_with(&editing).await?;
         if change.is_of_memory() {
             editing.make_unlisted(&change);
@@ -309,18 +316,22 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if self.shard.pending().is_none() {
             return Ok(());
         }
-        let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+        let editing = self.until_begun(TreeRight::Edit, LsmShard::begin_edit).await?;
         self.settle_with(&editing).await
     }
 
-    pub(super) async fn settle_with(&self, editing: &Editing) -> Result<(), IndexError> {
+    pub(super) async fn settle_with(&self, editing: &ManifestRight) -> Result<(), IndexError> {
         match self.shard.pending() {
             Some(pending) => self.ask_for(editing, &pending).await,
             None => Ok(()),
         }
     }
 
-    async fn ask_for(&self, editing: &Editing, pending: &PendingChange) -> Result<(), IndexError> {
+    async fn ask_for(
+        &self,
+        editing: &ManifestRight,
+        pending: &PendingChange,
+    ) -> Result<(), IndexError> {
         let directory = self.extents.directory(self.shard.id);
         match directory.edit(self.shard.epoch(), pending.number, &pending.words).await {
             Ok(()) => editing.made(),

@@ -6,21 +6,21 @@
 //! *Thread safety*: that of the handle. One handle at a time flushes.
 
 use super::handle::DlsmIndex;
-use super::memtable::{Kind, MemTable, Version};
-use super::shard::Flushing;
+use super::memtable::{MemTable, MemTableVersion, VersionKind};
+use super::shard::FlushRight;
 use super::table_writer::{TableWriter, refused};
-use super::version::Table;
+use super::version::SsTable;
 use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::rules::{FLUSHES_SETTLED, OLDEST_FLUSHED_FIRST, SNAPSHOTS_KEPT, TOMBSTONES_KEPT};
-use farleaf_page::table::{self, Below, KeyBuf, MAX_TABLE_WORDS, Refused, Survival};
+use farleaf_page::table::{self, KeyBuf, LowerLevels, MAX_TABLE_WORDS, RefusedRecord, Survival};
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes the oldest closed MemTable. Returns whether there was one.
-    pub(super) async fn flush_oldest(&self, flushing: &Flushing) -> Result<bool, IndexError> {
+    pub(super) async fn flush_oldest(&self, flushing: &FlushRight) -> Result<bool, IndexError> {
         self.settle_change().await?;
         let (oldest, ranges) = {
             // Not kept: a pinned version keeps what merges give back meanwhile.
@@ -64,27 +64,28 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// The smallest and largest keys of `tables`, which lie below an output.
     pub(super) fn ranges_below<'t>(
         &self,
-        tables: impl Iterator<Item = &'t Arc<Table>>,
+        tables: impl Iterator<Item = &'t Arc<SsTable>>,
     ) -> Vec<(KeyBuf, KeyBuf)> {
         if self.fabric().breaks(TOMBSTONES_KEPT) {
             return Vec::new();
         }
-        let range = |table: &Arc<Table>| (table.meta.smallest.clone(), table.meta.largest.clone());
+        let range =
+            |table: &Arc<SsTable>| (table.meta.smallest.clone(), table.meta.largest.clone());
         tables.map(range).collect()
     }
 
     /// The keys that `tables`, which lie below an output, may have.
-    pub(super) fn below<'t>(&self, tables: impl Iterator<Item = &'t Arc<Table>>) -> Below {
-        Below::tables(self.ranges_below(tables))
+    pub(super) fn below<'t>(&self, tables: impl Iterator<Item = &'t Arc<SsTable>>) -> LowerLevels {
+        LowerLevels::tables(self.ranges_below(tables))
     }
 
     async fn write_memtable(
         &self,
         ranges_below: Vec<(KeyBuf, KeyBuf)>,
         memtable: &MemTable,
-    ) -> Result<Vec<Table>, IndexError> {
+    ) -> Result<Vec<SsTable>, IndexError> {
         // Later snapshots are newer than all versions of the closed MemTable (J5).
-        let below = Below::tables(ranges_below);
+        let below = LowerLevels::tables(ranges_below);
         let mut survival = Survival::new(self.snapshot_bounds(), below);
         let (mut tables, mut writer) = (Vec::new(), TableWriter::new(self, ExtentUse::Flush));
         // Twice the usual size, so that mostly one table comes from a MemTable of that size.
@@ -102,7 +103,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 if u64::from(writer.builder.data_words()) >= most_words {
                     tables.extend(writer.replace().finish(0).await?);
                 }
-                let is_value = cursor.version().is_some_and(|newest| newest.kind() == Kind::Value);
+                let is_value =
+                    cursor.version().is_some_and(|newest| newest.kind() == VersionKind::Value);
                 if is_value && !std::mem::replace(&mut has_values, true) {
                     let lowest: Option<&Vec<u8>> = lowest.as_ref();
                     self.shard.note_hidden((lowest.unwrap_or(&bytes), &bytes), tombstones);
@@ -110,17 +112,20 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 lowest.get_or_insert_with(|| bytes.clone());
                 tombstones += 1;
                 let mut is_first = true;
-                for version in std::iter::successors(cursor.version(), Version::older) {
+                for version in std::iter::successors(cursor.version(), MemTableVersion::older) {
                     let kind = match version.kind() {
-                        Kind::Value => table::Kind::Value,
-                        Kind::Tombstone => table::Kind::Tombstone,
+                        VersionKind::Value => table::RecordKind::Value,
+                        VersionKind::Tombstone => table::RecordKind::Tombstone,
                     };
                     let number = version.number();
                     if survival.keeps(key.key(), number, kind, is_first) {
                         value.clear();
                         version.append_value_to(&mut value);
                         let mut added = writer.add(key.key(), number, kind, &value);
-                        if added == Err(Refused::Full) && is_first && writer.builder.records() > 0 {
+                        if added == Err(RefusedRecord::Full)
+                            && is_first
+                            && writer.builder.records() > 0
+                        {
                             // With its index, the table is larger than its records. All versions of
                             // a key are in one table (J7).
                             tables.extend(writer.replace().finish(0).await?);

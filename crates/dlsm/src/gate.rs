@@ -13,22 +13,22 @@ const CLOSED: u64 = 1 << 63;
 
 /// The gate of a tree.
 #[derive(Debug)]
-pub(super) struct Gate(AtomicU64);
+pub(super) struct TreeGate(AtomicU64);
 
 /// An operation that uses the tree. Dropping it ends the visit.
 #[derive(Debug)]
-pub(super) struct Visit<'g>(&'g AtomicU64);
+pub(super) struct TreeVisit<'g>(&'g AtomicU64);
 
-impl Gate {
+impl TreeGate {
     pub(super) fn new(is_open: bool) -> Self {
         Self(AtomicU64::new(if is_open { 0 } else { CLOSED }))
     }
 
     /// Begins a visit. `None` if the gate is closed.
     #[inline]
-    pub(super) fn enter(&self) -> Option<Visit<'_>> {
+    pub(super) fn enter(&self) -> Option<TreeVisit<'_>> {
         let before = self.0.fetch_add(1, Ordering::Acquire);
-        let visit = Visit(&self.0);
+        let visit = TreeVisit(&self.0);
         (before & CLOSED == 0).then_some(visit)
     }
 
@@ -50,7 +50,7 @@ impl Gate {
     }
 }
 
-impl Drop for Visit<'_> {
+impl Drop for TreeVisit<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Release);
     }
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_closed_gate_lets_visits_end_and_none_begin() {
-        let gate = Gate::new(false);
+        let gate = TreeGate::new(false);
         assert!(gate.enter().is_none() && !gate.is_open());
         gate.set_open(true);
         let (one, two) = (gate.enter(), gate.enter());

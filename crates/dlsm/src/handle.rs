@@ -2,9 +2,9 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::shard::Shard;
-use super::version::Table;
-use super::{MemTableError, Writer};
+use super::shard::LsmShard;
+use super::version::SsTable;
+use super::{MemTableError, MemTableWriter};
 use crate::remote::ExtentClient;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -15,30 +15,30 @@ use std::ops::{Deref, DerefMut, Range};
 
 /// How long an operation waits for others before it gives up, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
-/// The first wait, in nanoseconds. It doubles up to [`LONGEST_WAIT_NS`].
+/// The first wait, in nanoseconds. It doubles up to [`MAX_WAIT_NS`].
 const FIRST_WAIT_NS: u64 = 500;
-const LONGEST_WAIT_NS: u64 = 100_000;
+const MAX_WAIT_NS: u64 = 100_000;
 /// The longest sleep of a wait that flushes and merges end, in nanoseconds.
-const LONGEST_SLEEP_NS: u64 = 100_000_000;
+const MAX_SLEEP_NS: u64 = 100_000_000;
 /// How often an operation looks once more for room that merges under way give back.
-const MOST_LOOKS: u32 = 64;
+const MAX_LOOKS: u32 = 64;
 
 /// A handle of an LSM tree.
 #[derive(Debug)]
 pub struct DlsmIndex<F: Fabric, L: Layout> {
-    pub(super) shard: Arc<Shard>,
+    pub(super) shard: Arc<LsmShard>,
     pub(super) extents: ExtentClient<F, L>,
     /// The epoch in which its compute server has joined the process; 0 if in none.
     pub(super) joined: Cell<u64>,
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    pub(super) fn new(shard: &Arc<Shard>, extents: ExtentClient<F, L>) -> Self {
+    pub(super) fn new(shard: &Arc<LsmShard>, extents: ExtentClient<F, L>) -> Self {
         Self { shard: Arc::clone(shard), extents, joined: Cell::new(0) }
     }
 
     /// The tree, for tests and tools.
-    pub fn shard(&self) -> &Arc<Shard> {
+    pub fn shard(&self) -> &Arc<LsmShard> {
         &self.shard
     }
 
@@ -47,11 +47,19 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// A wait for other operations, which begins now.
-    pub(super) fn wait(&self) -> Wait<'_, F> {
+    pub(super) fn wait(&self) -> BoundedWait<'_, F> {
         let fabric = self.fabric();
         let (began_ns, steps) = (fabric.now_ns(), self.shard.steps());
         let (_, failures) = self.shard.workers();
-        Wait { fabric, began_ns, next_ns: FIRST_WAIT_NS, waits: 0, looks: 0, steps, failures }
+        BoundedWait {
+            fabric,
+            began_ns,
+            next_ns: FIRST_WAIT_NS,
+            waits: 0,
+            looks: 0,
+            steps,
+            failures,
+        }
     }
 
     /// Waits until versions up to `bound` no longer appear (memtable.Q7).
@@ -78,7 +86,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// READs words of a table.
     pub(super) async fn read(
         &self,
-        table: &Table,
+        table: &SsTable,
         words: Range<u32>,
     ) -> Result<Vec<u64>, IndexError> {
         let count = words.end.saturating_sub(words.start);
@@ -86,7 +94,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// The error for words of a table that are not what they should be.
-    pub(super) fn damaged(table: &Table) -> IndexError {
+    pub(super) fn damaged(table: &SsTable) -> IndexError {
         IndexError::Damaged { at: table.lease.place() }
     }
 }
@@ -108,7 +116,7 @@ impl From<MemTableError> for IndexError {
 
 /// A bounded wait, which grows.
 #[derive(Debug)]
-pub(super) struct Wait<'f, F> {
+pub(super) struct BoundedWait<'f, F> {
     fabric: &'f F,
     began_ns: u64,
     next_ns: u64,
@@ -121,16 +129,16 @@ pub(super) struct Wait<'f, F> {
     failures: u64,
 }
 
-impl<F: Fabric> Wait<'_, F> {
+impl<F: Fabric> BoundedWait<'_, F> {
     /// Whether to look once more for room that merges under way give back.
     pub(super) fn looks_again(&mut self) -> bool {
         self.looks += 1;
-        self.looks <= MOST_LOOKS
+        self.looks <= MAX_LOOKS
     }
 
     /// Whether the operation does the work itself: there are no tasks in the background, or one has
     /// failed meanwhile, and it has to learn why.
-    pub(super) fn works_itself(&self, shard: &Shard) -> bool {
+    pub(super) fn works_itself(&self, shard: &LsmShard) -> bool {
         let (workers, failures) = shard.workers();
         workers == 0 || failures != self.failures
     }
@@ -140,14 +148,18 @@ impl<F: Fabric> Wait<'_, F> {
     ///
     /// # Errors
     /// [`IndexError::Contended`] once nothing has gone on for too long.
-    pub(super) async fn for_change(&mut self, shard: &Shard, seen: u64) -> Result<(), IndexError> {
+    pub(super) async fn for_change(
+        &mut self,
+        shard: &LsmShard,
+        seen: u64,
+    ) -> Result<(), IndexError> {
         let (now_ns, steps) = (self.fabric.now_ns(), shard.steps());
         if steps != self.steps {
             (self.steps, self.began_ns) = (steps, now_ns);
         }
         self.check(now_ns)?;
         self.waits += 1;
-        shard.changed.sleep(self.fabric, seen, LONGEST_SLEEP_NS).await;
+        shard.changed.sleep(self.fabric, seen, MAX_SLEEP_NS).await;
         Ok(())
     }
 
@@ -158,7 +170,7 @@ impl<F: Fabric> Wait<'_, F> {
     pub(super) async fn again(&mut self) -> Result<(), IndexError> {
         self.check(self.fabric.now_ns())?;
         self.fabric.sleep(self.next_ns).await;
-        (self.next_ns, self.waits) = ((self.next_ns * 2).min(LONGEST_WAIT_NS), self.waits + 1);
+        (self.next_ns, self.waits) = ((self.next_ns * 2).min(MAX_WAIT_NS), self.waits + 1);
         Ok(())
     }
 
@@ -173,20 +185,20 @@ impl<F: Fabric> Wait<'_, F> {
 /// A writer that one operation has. Dropping it gives it back.
 #[derive(Debug)]
 pub(super) struct LentWriter<'h> {
-    writer: Option<Writer>,
-    shard: &'h Shard,
+    writer: Option<MemTableWriter>,
+    shard: &'h LsmShard,
 }
 
 impl Deref for LentWriter<'_> {
-    type Target = Writer;
+    type Target = MemTableWriter;
 
-    fn deref(&self) -> &Writer {
+    fn deref(&self) -> &MemTableWriter {
         self.writer.as_ref().expect("it is lent until it is dropped")
     }
 }
 
 impl DerefMut for LentWriter<'_> {
-    fn deref_mut(&mut self) -> &mut Writer {
+    fn deref_mut(&mut self) -> &mut MemTableWriter {
         self.writer.as_mut().expect("it is lent until it is dropped")
     }
 }

@@ -24,7 +24,7 @@
 //! *Thread safety*: that of the handle. One handle at a time leaves the shard.
 
 use super::handle::DlsmIndex;
-use super::shard::{Right, Shard};
+use super::shard::{LsmShard, TreeRight};
 use farleaf_fabric::Fabric;
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
@@ -54,7 +54,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Ends an epoch that this process leaves, if the directory may not have ended it.
     pub(super) async fn end_leaving(&self) -> Result<(), IndexError> {
-        let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+        let editing = self.until_begun(TreeRight::Edit, LsmShard::begin_edit).await?;
         self.tell_left(&editing).await
     }
 
@@ -73,7 +73,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             self.open_closed().await?;
         }
         if shard.epoch() == 0 {
-            let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+            let editing = self.until_begun(TreeRight::Edit, LsmShard::begin_edit).await?;
             // A `flush` or `collect`, which makes no visit, may have opened it before.
             return match shard.epoch() > 0 || shard.is_opening() {
                 false if division.is_none() => self.tell_left(&editing).await,
@@ -85,10 +85,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         let mut rights = None;
         if settles {
-            let flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
-            rights = Some((flushing, self.until_begun(Right::Merge, Shard::begin_merge).await?));
+            let flushing = self.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
+            rights =
+                Some((flushing, self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?));
         }
-        let editing = self.until_begun(Right::Edit, Shard::begin_edit).await?;
+        let editing = self.until_begun(TreeRight::Edit, LsmShard::begin_edit).await?;
         self.settle_with(&editing).await?;
         if settles {
             self.until_landed().await?;

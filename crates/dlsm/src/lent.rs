@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: plain values, behind the tree's mutex.
 
-use crate::remote::Lease;
+use crate::remote::ExtentLease;
 use farleaf_fabric::sync::Arc;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,13 +12,13 @@ const LOOK_NS: u64 = 1_000_000_000;
 
 /// What a tree has lent, by table.
 #[derive(Debug, Default)]
-pub(super) struct Lent {
-    tables: BTreeMap<u64, Arc<Lease>>,
+pub(super) struct SharedSsTables {
+    tables: BTreeMap<u64, Arc<ExtentLease>>,
     due_ns: u64,
 }
 
-impl Lent {
-    pub(super) fn new(tables: BTreeMap<u64, Arc<Lease>>) -> Self {
+impl SharedSsTables {
+    pub(super) fn new(tables: BTreeMap<u64, Arc<ExtentLease>>) -> Self {
         Self { tables, due_ns: 0 }
     }
 
@@ -26,13 +26,13 @@ impl Lent {
         self.tables.is_empty()
     }
 
-    pub(super) fn leases(&self) -> impl Iterator<Item = &Arc<Lease>> {
+    pub(super) fn leases(&self) -> impl Iterator<Item = &Arc<ExtentLease>> {
         self.tables.values()
     }
 
     /// Keeps only these tables. Returns the others, whose memory is free once the tree does not
     /// have them either.
-    pub(super) fn keep(&mut self, lent: &BTreeSet<u64>) -> Vec<(u64, Arc<Lease>)> {
+    pub(super) fn keep(&mut self, lent: &BTreeSet<u64>) -> Vec<(u64, Arc<ExtentLease>)> {
         self.tables.extract_if(.., |id, _| !lent.contains(id)).collect()
     }
 

@@ -58,15 +58,16 @@ pub use counts::TreeCounts;
 pub use design::Dlsm;
 pub use handle::DlsmIndex;
 pub use memtable::{
-    Cursor, Edit, KeyWords, Kind, Link, MemTable, MemTableError, MemTableOptions, Pending,
-    SearchKey, Seen, Step, Version, Writer,
+    EditStep, KeyWords, LinkOutcome, MemTable, MemTableCursor, MemTableEdit, MemTableError,
+    MemTableOptions, MemTableVersion, MemTableWriter, PendingVersion, PriorVersion, SearchKey,
+    VersionKind,
 };
 pub use options::DlsmOptions;
 pub use parts::{
     DlsmPart, DlsmPool, DlsmServer, DlsmServerOptions, LeftShards, LoadBuilder, LoadedTables,
-    MOST_SHARDS, ShardedDlsm, ShardedOptions,
+    MAX_SHARDS, ShardedDlsm, ShardedOptions,
 };
 pub use place::MergePlace;
-pub use remote::{ExtentClient, ExtentSpace, ExtentWriter, Lease};
-pub use sequence::{Announcement, Seat, Sequences, Snapshot};
-pub use shard::{Shard, TableView};
+pub use remote::{ExtentClient, ExtentLease, ExtentSpace, ExtentWriter};
+pub use sequence::{Announcement, Sequences, Snapshot, WriterSlot};
+pub use shard::{LsmShard, TableView};

@@ -4,15 +4,15 @@
 
 use super::MemTable;
 use super::handle::DlsmIndex;
-use super::shard::{Right, Shard};
+use super::shard::{LsmShard, TreeRight};
 use super::table_writer::{TableWriter, refused};
-use super::version::{Change, Table};
+use super::version::{SsTable, TreeVersionChange};
 use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{IndexError, Scan, check_fill};
+use farleaf_index::{IndexError, ScanResult, check_fill};
 use farleaf_page::Layout;
-use farleaf_page::table::{KeyBuf, Kind};
+use farleaf_page::table::{KeyBuf, RecordKind};
 use farleaf_pool::remote::{ROOT_SERVER, RemoteError};
 use farleaf_pool::wire::Refusal;
 
@@ -30,10 +30,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Waits for `right`, which `begin` returns. Tasks that do what is due leave it to the call.
     pub(super) async fn until_begun<R>(
         &self,
-        right: Right,
-        begin: fn(&Arc<Shard>) -> Option<R>,
+        right: TreeRight,
+        begin: fn(&Arc<LsmShard>) -> Option<R>,
     ) -> Result<R, IndexError> {
-        let _waiting = Shard::begin_waiting(&self.shard, right);
+        let _waiting = LsmShard::begin_waiting(&self.shard, right);
         let mut wait = self.wait();
         loop {
             let seen = self.shard.changed.count();
@@ -65,7 +65,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             if !self.shard.pin().immutables.iter().any(is_newest) {
                 return Ok(());
             }
-            match Shard::begin_flush(&self.shard) {
+            match LsmShard::begin_flush(&self.shard) {
                 Some(flushing) => _ = self.flush_oldest(&flushing).await?,
                 None => wait.for_change(&self.shard, seen).await?,
             }
@@ -75,7 +75,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes everything and merges it into the deepest level.
     pub(super) async fn settle_tree(&self) -> Result<(), IndexError> {
         self.flush_everything().await?;
-        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
         self.merge_everything(&merging).await?;
         self.settle_loans().await;
         Ok(())
@@ -88,17 +88,17 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
-        if !self.records(&Scan::range(..).limit(1)).await?.is_empty() {
+        if !self.records(&ScanResult::range(..).limit(1)).await?.is_empty() {
             return Err(NOT_EMPTY);
         }
         // Tombstones above would hide what is loaded.
         self.settle_tree().await?;
-        let _flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
-        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        let _flushing = self.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
         self.settle_change().await?;
         self.check_no_records()?;
         // One number for all: they become visible together. Later versions are newer.
-        let mut loader = Loader::new(self, self.shard.sequences.take());
+        let mut loader = SsTableLoader::new(self, self.shard.sequences.take());
         let written = async {
             for record in source {
                 let (key, value) = record?;
@@ -119,7 +119,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Publishes the tables of a bulk load. The caller has the rights to flush and to merge, so a
     /// change that the directory may still make stays pending until it gives them back: then the
     /// next flush or merge makes it, and the records appear.
-    pub(super) async fn publish_load(&self, change: Change) -> Result<(), RemoteError> {
+    pub(super) async fn publish_load(&self, change: TreeVersionChange) -> Result<(), RemoteError> {
         let published = self.publish(change).await.map_err(RemoteError::from);
         match published {
             Err(error) if self.shard.is_changing() => Err(error.after_a_change(ROOT_SERVER)),
@@ -139,18 +139,18 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 }
 
 /// Writes ascending records into tables of the deepest level, which no version has yet.
-pub(super) struct Loader<'h, F: Fabric, L: Layout> {
+pub(super) struct SsTableLoader<'h, F: Fabric, L: Layout> {
     index: &'h DlsmIndex<F, L>,
     sequence: u64,
     writer: TableWriter<'h, F, L>,
-    tables: Vec<Table>,
+    tables: Vec<SsTable>,
     /// The last key, if there is one.
     last: Vec<u8>,
     /// Records so far.
     pub(super) count: u64,
 }
 
-impl<'h, F: Fabric, L: Layout> Loader<'h, F, L> {
+impl<'h, F: Fabric, L: Layout> SsTableLoader<'h, F, L> {
     /// All records get the number `sequence`.
     pub(super) fn new(index: &'h DlsmIndex<F, L>, sequence: u64) -> Self {
         let writer = TableWriter::new(index, ExtentUse::Load);
@@ -168,7 +168,7 @@ impl<'h, F: Fabric, L: Layout> Loader<'h, F, L> {
             self.tables.extend(self.writer.replace().finish(options.levels as u8).await?);
         }
         let words = KeyBuf::from_bytes(key);
-        self.writer.add(words.key(), self.sequence, Kind::Value, value).map_err(refused)?;
+        self.writer.add(words.key(), self.sequence, RecordKind::Value, value).map_err(refused)?;
         self.writer.send().await?;
         self.last.clear();
         self.last.extend_from_slice(key);
@@ -182,7 +182,7 @@ impl<'h, F: Fabric, L: Layout> Loader<'h, F, L> {
     }
 
     /// The tables, which the pool has.
-    pub(super) async fn finish(mut self) -> Result<Vec<Table>, IndexError> {
+    pub(super) async fn finish(mut self) -> Result<Vec<SsTable>, IndexError> {
         let level = self.index.shard.options.levels as u8;
         self.tables.extend(self.writer.finish(level).await?);
         Ok(self.tables)

@@ -7,31 +7,33 @@
 
 use super::handle::DlsmIndex;
 use super::place::MergePlace;
-use super::shard::{Merging, Shard};
-use super::version::{Table, TreeVersion};
-use crate::remote::{Lease, NearMerge};
+use super::shard::{CompactionRight, LsmShard};
+use super::version::{SsTable, TreeVersion};
+use crate::remote::{ExtentLease, OffloadedCompaction};
 use farleaf_fabric::sync::{Arc, lock};
 use farleaf_fabric::{Fabric, GlobalAddr, MAX_MESSAGE_BYTES, ServerId};
 use farleaf_index::IndexError;
 use farleaf_index::together::all;
 use farleaf_page::Layout;
 use farleaf_page::rules::{EXTENTS_PINNED, LOANS_UNREAD, RANGES_MEET};
-use farleaf_page::table::{Clip, ExtentRun, FOOTER_WORDS, Index, JobTable, KeyBuf, MergeJob, Meta};
+use farleaf_page::table::{
+    Clip, CompactionOrder, ExtentRun, FOOTER_WORDS, JobTable, KeyBuf, SsTableIndex, SsTableMeta,
+};
 use farleaf_pool::remote::RemoteError;
 use std::ops::Range;
 
 /// A job that needs more than one step for this many words of input is given up: a server that
 /// never finishes must not keep the right to merge.
-const LEAST_STEP_WORDS: u64 = 1 << 10;
+const MIN_STEP_WORDS: u64 = 1 << 10;
 /// Steps that a job may need for each output beside.
 const OUTPUT_STEPS: u64 = 16;
 
 /// The part of a merge that one side makes.
 #[derive(Clone, Copy)]
-pub(super) struct MergePart<'m> {
+pub(super) struct CompactionPart<'m> {
     pub(super) version: &'m TreeVersion,
     /// Each is a source: tables with ascending keys.
-    pub(super) sources: &'m [Vec<Arc<Table>>],
+    pub(super) sources: &'m [Vec<Arc<SsTable>>],
     /// The level of the outputs.
     pub(super) level: usize,
     /// Only keys of this range.
@@ -39,22 +41,22 @@ pub(super) struct MergePart<'m> {
 }
 
 /// The job for a merge, and how much room its outputs need.
-struct Plan {
+struct CompactionPlan {
     server: ServerId,
-    job: MergeJob,
+    job: CompactionOrder,
     extents: usize,
     /// More steps than the job can need.
     most_steps: u64,
 }
 
 /// Words of a part that count as being merged. Dropping it ends that.
-struct UnderWay<'s> {
-    shard: &'s Shard,
+struct CompactingWords<'s> {
+    shard: &'s LsmShard,
     is_near: bool,
     words: u64,
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for CompactingWords<'_> {
     fn drop(&mut self) {
         lock(&self.shard.merge_costs).end(self.is_near, self.words);
     }
@@ -65,22 +67,22 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// side that the options choose, and all in one change.
     pub(super) async fn merge_somewhere(
         &self,
-        merging: &Merging,
+        merging: &CompactionRight,
         version: &TreeVersion,
-        sources: &[Vec<Arc<Table>>],
+        sources: &[Vec<Arc<SsTable>>],
         level: usize,
     ) -> Result<(), IndexError> {
         let inputs = sources.concat();
         let bytes: u64 = inputs.iter().map(|table| table.bytes()).sum();
         let wanted = bytes / self.shard.options.table_bytes.max(1);
         let wanted = (wanted as usize).max(1);
-        let mut more = Shard::more_lanes(&self.shard, merging, wanted - 1);
+        let mut more = LsmShard::more_lanes(&self.shard, merging, wanted - 1);
         let ranges = cut(&inputs, 1 + more.len(), &version.clip);
         let ranges = ranges.map_err(|table| Self::damaged(table))?;
         more.truncate(ranges.len() - 1);
         let lanes = std::iter::once(merging.lane).chain(more.iter().map(|claimed| claimed.lane));
         let part = |(range, lane)| {
-            let part = MergePart { version, sources, level, range };
+            let part = CompactionPart { version, sources, level, range };
             self.merge_part(part, lane)
         };
         let merged = all(ranges.iter().zip(lanes).map(part)).await;
@@ -104,11 +106,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Returns its outputs, and whether the memory server has made them.
     async fn merge_part(
         &self,
-        part: MergePart<'_>,
+        part: CompactionPart<'_>,
         lane: u8,
-    ) -> Result<(Vec<Table>, bool), IndexError> {
+    ) -> Result<(Vec<SsTable>, bool), IndexError> {
         let options = &self.shard.options;
-        let words = |table: &Arc<Table>| self.words_of(table, part.range);
+        let words = |table: &Arc<SsTable>| self.words_of(table, part.range);
         let tables = part.sources.iter().flatten();
         let words: u64 =
             tables.map(|table| words(table).map_or(0, |words| words.len() as u64)).sum();
@@ -119,7 +121,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         };
         let by_cost = options.merges == MergePlace::ByCost;
         let _under_way =
-            by_cost.then(|| UnderWay { shard: &self.shard, is_near: wants_near, words });
+            by_cost.then(|| CompactingWords { shard: &self.shard, is_near: wants_near, words });
         let began_ns = self.fabric().now_ns();
         let near = match wants_near {
             true => self.merge_near(part, lane).await,
@@ -142,13 +144,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// The words of a table that may have keys of `range`: whole groups of records.
     pub(super) fn words_of(
         &self,
-        table: &Arc<Table>,
+        table: &Arc<SsTable>,
         range: &Clip,
     ) -> Result<Range<u32>, IndexError> {
         let damaged = |_| Self::damaged(table);
         let seek = match self.fabric().breaks(RANGES_MEET) {
-            true => Index::seek_behind,
-            false => Index::seek,
+            true => SsTableIndex::seek_behind,
+            false => SsTableIndex::seek,
         };
         let range = &range.within(&table.meta.clip);
         let lower = range.lower.as_ref().map(|lower| seek(&table.index, lower.key()));
@@ -159,7 +161,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Merges on the memory server of the tables. `None` if the compute side must do it.
-    async fn merge_near(&self, part: MergePart<'_>, lane: u8) -> Option<Vec<Table>> {
+    async fn merge_near(&self, part: CompactionPart<'_>, lane: u8) -> Option<Vec<SsTable>> {
         let mut plan = self.plan(part)?;
         // Beside the words the request has a tag, the process and the job's number.
         let words = plan.job.encode().len() + plan.extents;
@@ -174,14 +176,17 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// What the memory server is asked to do. `None` if the tables are on several servers.
-    fn plan(&self, MergePart { version, sources, level, range }: MergePart<'_>) -> Option<Plan> {
+    fn plan(
+        &self,
+        CompactionPart { version, sources, level, range }: CompactionPart<'_>,
+    ) -> Option<CompactionPlan> {
         let shard = &self.shard;
         let server = sources.iter().flatten().next()?.lease.place().server();
         // Jobs know whole tables only.
         if sources.iter().flatten().any(|table| table.is_part()) {
             return None;
         }
-        let job_table = |table: &Arc<Table>| {
+        let job_table = |table: &Arc<SsTable>| {
             let is_there = |place: &GlobalAddr| place.server() == server;
             let words = u64::from(table.meta.footer.table_words());
             let pieces = table.lease.pieces(0, words, u64::MAX);
@@ -193,7 +198,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 pieces: pieces.iter().map(|(at, words)| (at.offset(), *words)).collect(),
             })
         };
-        let job_tables = |tables: &Vec<Arc<Table>>| {
+        let job_tables = |tables: &Vec<Arc<SsTable>>| {
             let mut tables = tables.iter().map(job_table).collect::<Option<Vec<_>>>()?;
             tables.retain(|table| !table.words.is_empty());
             Some(tables)
@@ -215,12 +220,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let room = all_words + all_words / 8 + 64 * u64::from(outputs);
         let extents = room.div_ceil(extent_words.into()) + u64::from(outputs);
         let below = version.levels[level + 1..].iter().flatten();
-        Some(Plan {
+        Some(CompactionPlan {
             server,
             extents: extents as usize,
             // A step takes in 2^15 words or goes on with 2^14 keys of an output's index.
-            most_steps: data_words / LEAST_STEP_WORDS + u64::from(outputs) * OUTPUT_STEPS + 64,
-            job: MergeJob {
+            most_steps: data_words / MIN_STEP_WORDS + u64::from(outputs) * OUTPUT_STEPS + 64,
+            job: CompactionOrder {
                 sources,
                 range: range.clone(),
                 // Later snapshots are newer than all inputs (J5).
@@ -241,13 +246,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     async fn run_job(
         &self,
         lane: u8,
-        plan: &Plan,
-        lease: Lease,
+        plan: &CompactionPlan,
+        lease: ExtentLease,
         words: Vec<u64>,
-    ) -> Result<Vec<Table>, RemoteError> {
+    ) -> Result<Vec<SsTable>, RemoteError> {
         let server = plan.server;
         let job = self.shard.next_job(server, lane).ok_or(bad_reply(server))?;
-        let mut merge = NearMerge::begin(&self.extents, job, lease, words).await?;
+        let mut merge = OffloadedCompaction::begin(&self.extents, job, lease, words).await?;
         let mut metas = Vec::new();
         let mut steps = 0;
         loop {
@@ -259,7 +264,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             self.shard.step();
             let mut rest = &outputs[..];
             while !rest.is_empty() {
-                metas.push(Meta::decode(&mut rest).map_err(|_| bad_reply(server))?);
+                metas.push(SsTableMeta::decode(&mut rest).map_err(|_| bad_reply(server))?);
             }
             if done {
                 break;
@@ -278,11 +283,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 return Err(bad_reply(server));
             }
             let sections = self.extents.read(&own, words.start, words.end - words.start).await?;
-            let index = Index::open(sections, footer.table).map_err(|_| bad_reply(server))?;
+            let index =
+                SsTableIndex::open(sections, footer.table).map_err(|_| bad_reply(server))?;
             if index.footer() != footer {
                 return Err(bad_reply(server));
             }
-            tables.push(Table { meta, index: Arc::new(index), lease: Arc::new(own) });
+            tables.push(SsTable { meta, index: Arc::new(index), lease: Arc::new(own) });
         }
         Ok(tables)
     }
@@ -291,10 +297,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 /// At most `parts` ranges of keys, with about as many records of `inputs` each, that follow one
 /// another and are `clip` together. Fails with a table whose index is damaged.
 fn cut<'t>(
-    inputs: &'t [Arc<Table>],
+    inputs: &'t [Arc<SsTable>],
     parts: usize,
     clip: &Clip,
-) -> Result<Vec<Clip>, &'t Arc<Table>> {
+) -> Result<Vec<Clip>, &'t Arc<SsTable>> {
     let mut keys = Vec::new();
     for table in inputs.iter().filter(|_| parts > 1) {
         keys.push(table.meta.smallest.clone());

@@ -11,10 +11,10 @@ pub(super) type Hidden = (KeyBuf, KeyBuf, u64);
 
 /// What a tree needs.
 #[derive(Debug, Default)]
-pub(super) struct Needs(Mutex<Inner>);
+pub(super) struct TreeNeeds(Mutex<TreeNeedsInner>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct TreeNeedsInner {
     /// Writers wait for room.
     is_room_wanted: bool,
     /// Until when the memory servers are not asked for more chunks: they have none.
@@ -28,7 +28,7 @@ struct Inner {
     hidden: Option<Hidden>,
 }
 
-impl Needs {
+impl TreeNeeds {
     /// Whether the memory servers have just had no more chunks.
     pub(super) fn is_pool_full(&self, now_ns: u64) -> bool {
         now_ns < lock(&self.0).full_until_ns
@@ -48,8 +48,9 @@ impl Needs {
     }
 
     /// Whether the memory servers had no more chunks when they were last asked. Unlike
-    /// [`Needs::is_pool_full`], it compares no times: the handles of one tree may have different
-    /// clocks, and one that takes the pool for full would keep another one asking for ever.
+    /// [`TreeNeeds::is_pool_full`], it compares no times: the handles of one tree may have
+    /// different clocks, and one that takes the pool for full would keep another one asking for
+    /// ever.
     pub(super) fn is_refused(&self) -> bool {
         lock(&self.0).is_refused
     }
@@ -100,6 +101,6 @@ impl Needs {
 
     /// Forgets everything: the shard is left.
     pub(super) fn forget(&self) {
-        *lock(&self.0) = Inner::default();
+        *lock(&self.0) = TreeNeedsInner::default();
     }
 }

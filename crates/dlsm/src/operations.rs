@@ -6,24 +6,26 @@ use super::background::LOOK_NS;
 use super::handle::DlsmIndex;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::{
-    Action, Answer, Background, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex,
-    RecordOf, Records, RecordsOf, Reshaped, Scan,
+    Background, EditAction, EditAnswer, Encoded, IndexAdmin, IndexError, KeyedRecords, LeafEdit,
+    OwnedForm, RangeIndex, RecordOf, RecordsOf, Reshaped, ScanResult,
 };
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
 use std::ops::Bound;
 
 /// A stored byte string as a key or a value.
-fn decoded<T: Encoded + ?Sized>(bytes: Vec<u8>) -> Result<Owned<T>, IndexError> {
+fn decoded<T: Encoded + ?Sized>(bytes: Vec<u8>) -> Result<OwnedForm<T>, IndexError> {
     T::decoded(bytes).ok_or(IndexError::Damaged { at: GlobalAddr::NULL })
 }
 
-fn bound_of<T: Encoded + ?Sized>(bound: &Bound<Owned<T>>) -> Bound<Vec<u8>> {
+fn bound_of<T: Encoded + ?Sized>(bound: &Bound<OwnedForm<T>>) -> Bound<Vec<u8>> {
     bound.as_ref().map(T::of_owned)
 }
 
 /// The byte strings that bound a scan.
-pub(super) fn encoded_scan<K: Encoded + ?Sized>(scan: &Scan<Owned<K>>) -> Scan<Vec<u8>> {
-    Scan {
+pub(super) fn encoded_scan<K: Encoded + ?Sized>(
+    scan: &ScanResult<OwnedForm<K>>,
+) -> ScanResult<Vec<u8>> {
+    ScanResult {
         lower: bound_of::<K>(&scan.lower),
         upper: bound_of::<K>(&scan.upper),
         reverse: scan.reverse,
@@ -35,7 +37,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn look_up(
         &self,
         key: &L::Key,
-    ) -> Result<Option<Owned<L::Value>>, IndexError> {
+    ) -> Result<Option<OwnedForm<L::Value>>, IndexError> {
         let found = self.value_of(key.encoded().as_ref()).await?;
         found.map(decoded::<L::Value>).transpose()
     }
@@ -43,29 +45,35 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn perform(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<Owned<L::Value>>, IndexError> {
+    ) -> Result<EditAnswer<OwnedForm<L::Value>>, IndexError> {
         let key = edit.key.encoded();
         let key = key.as_ref();
-        let change = async |action: Action<&[u8]>| self.change(LeafEdit { key, action }).await;
-        let Answer { applied, found } = match edit.action {
-            Action::Get => Answer::from_lookup(self.value_of(key).await?),
-            Action::Insert(value) => change(Action::Insert(value.encoded().as_ref())).await?,
-            Action::Update(value) => change(Action::Update(value.encoded().as_ref())).await?,
-            Action::Upsert(value) => change(Action::Upsert(value.encoded().as_ref())).await?,
-            Action::Remove => change(Action::Remove).await?,
-            Action::CompareExchange(expected, new) => {
+        let change = async |action: EditAction<&[u8]>| self.change(LeafEdit { key, action }).await;
+        let EditAnswer { applied, found } = match edit.action {
+            EditAction::Get => EditAnswer::from_lookup(self.value_of(key).await?),
+            EditAction::Insert(value) => {
+                change(EditAction::Insert(value.encoded().as_ref())).await?
+            }
+            EditAction::Update(value) => {
+                change(EditAction::Update(value.encoded().as_ref())).await?
+            }
+            EditAction::Upsert(value) => {
+                change(EditAction::Upsert(value.encoded().as_ref())).await?
+            }
+            EditAction::Remove => change(EditAction::Remove).await?,
+            EditAction::CompareExchange(expected, new) => {
                 let (expected, new) = (expected.encoded(), new.encoded());
-                change(Action::CompareExchange(expected.as_ref(), new.as_ref())).await?
+                change(EditAction::CompareExchange(expected.as_ref(), new.as_ref())).await?
             }
         };
-        Ok(Answer { applied, found: found.map(decoded::<L::Value>).transpose()? })
+        Ok(EditAnswer { applied, found: found.map(decoded::<L::Value>).transpose()? })
     }
 }
 
 /// Stored byte strings as records.
 pub(super) fn decoded_records<L: Layout>(
-    records: Records<Vec<u8>, Vec<u8>>,
-) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+    records: KeyedRecords<Vec<u8>, Vec<u8>>,
+) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
     let record = |(key, value)| Ok((decoded::<L::Key>(key)?, decoded::<L::Value>(value)?));
     records.into_iter().map(record).collect()
 }
@@ -74,18 +82,21 @@ impl<F: Fabric, L: Layout> RangeIndex for DlsmIndex<F, L> {
     type Key = L::Key;
     type Value = L::Value;
 
-    async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
+    async fn get(&self, key: &L::Key) -> Result<Option<OwnedForm<L::Value>>, IndexError> {
         self.look_up(key).await
     }
 
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<Owned<L::Value>>, IndexError> {
+    ) -> Result<EditAnswer<OwnedForm<L::Value>>, IndexError> {
         self.perform(edit).await
     }
 
-    async fn scan(&self, scan: &Scan<Owned<L::Key>>) -> Result<RecordsOf<Self>, IndexError> {
+    async fn scan(
+        &self,
+        scan: &ScanResult<OwnedForm<L::Key>>,
+    ) -> Result<RecordsOf<Self>, IndexError> {
         decoded_records::<L>(self.records(&encoded_scan::<L::Key>(scan)).await?)
     }
 

@@ -8,13 +8,13 @@ use farleaf_index::IndexError;
 use farleaf_page::table::{IndexKind, MAX_RUNS};
 
 /// The most levels below level 0.
-const MOST_LEVELS: usize = 12;
+const MAX_LEVELS: usize = 12;
 /// The most tables of level 0 that a merge in pieces takes: each keeps an extent until its end.
-pub(super) const MOST_LEVEL0: usize = 16;
+pub(super) const MAX_LEVEL0: usize = 16;
 /// The most merges of a tree at a time: a memory server runs as many.
-const MOST_WORKERS: usize = 16;
+const MAX_WORKERS: usize = 16;
 /// The largest MemTable: its table, with its index, stays below the limit of tables.
-const MOST_MEMTABLE_BYTES: usize = 1 << 30;
+const MAX_MEMTABLE_BYTES: usize = 1 << 30;
 
 /// Options of an LSM tree. All compute servers of an index should have the same.
 #[derive(Clone, Debug)]
@@ -141,7 +141,7 @@ impl DlsmOptions {
     /// The extents that merges can count on (S2): for one output. Each source keeps an extent of
     /// which it has given back only a part.
     pub(super) fn merge_extents(&self, extent_bytes: u64) -> u64 {
-        let sources = MOST_LEVEL0 as u64 + 1;
+        let sources = MAX_LEVEL0 as u64 + 1;
         (self.table_bytes + self.table_bytes / 4).div_ceil(extent_bytes) + 4 + sources
     }
 
@@ -169,7 +169,7 @@ impl DlsmOptions {
     pub(super) fn check(&self) -> Result<(), IndexError> {
         let refused = |why| Err(IndexError::InvalidArgument(why));
         let memtable = self.memtable.bytes;
-        if !(4096..=MOST_MEMTABLE_BYTES).contains(&memtable) || !memtable.is_multiple_of(4096) {
+        if !(4096..=MAX_MEMTABLE_BYTES).contains(&memtable) || !memtable.is_multiple_of(4096) {
             return refused("a MemTable has 4 KiB to 1 GiB, in whole pages of 4 KiB");
         }
         if !(1024..=1 << 30).contains(&self.table_bytes) {
@@ -185,7 +185,7 @@ impl DlsmOptions {
         if !(1024..=1 << 34).contains(&self.chunk_bytes) {
             return refused("chunks of extents have 1 KiB to 16 GiB");
         }
-        if !(1..=MOST_LEVELS).contains(&self.levels) || !(2..=100).contains(&self.level_ratio) {
+        if !(1..=MAX_LEVELS).contains(&self.levels) || !(2..=100).contains(&self.level_ratio) {
             return refused(
                 "a tree has 1 to 12 levels below level 0, each 2 to 100 times as large",
             );
@@ -199,7 +199,7 @@ impl DlsmOptions {
         if !(1..=64).contains(&self.most_immutables) {
             return refused("1 to 64 closed MemTables wait for their flush");
         }
-        if !(1..=MOST_WORKERS).contains(&self.workers) {
+        if !(1..=MAX_WORKERS).contains(&self.workers) {
             return refused("1 to 16 merges of a tree run at a time");
         }
         if self.most_hidden == 0 {

@@ -22,14 +22,14 @@ const SHARE: f64 = 16.0;
 /// What merges have cost, and how much is being merged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MergeCosts {
-    near: Side,
-    far: Side,
+    near: PlacementSide,
+    far: PlacementSide,
     decisions: u64,
 }
 
 /// One of the sides.
 #[derive(Clone, Copy, Debug, Default)]
-struct Side {
+struct PlacementSide {
     /// Nanoseconds for each word of input. 0 if none was measured.
     ns_per_word: f64,
     /// Words of input of merges that are under way.
@@ -42,7 +42,7 @@ impl MergeCosts {
     /// [`MergeCosts::end`].
     pub(super) fn decide(&mut self, words: u64, workers: usize) -> bool {
         self.decisions += 1;
-        let ends = |side: &Side, together: f64| {
+        let ends = |side: &PlacementSide, together: f64| {
             side.ns_per_word * (words as f64 + side.under_way as f64 / together)
         };
         let is_near = match (self.near.ns_per_word == 0.0, self.far.ns_per_word == 0.0) {
@@ -57,7 +57,7 @@ impl MergeCosts {
         is_near
     }
 
-    fn side(&mut self, is_near: bool) -> &mut Side {
+    fn side(&mut self, is_near: bool) -> &mut PlacementSide {
         if is_near { &mut self.near } else { &mut self.far }
     }
 

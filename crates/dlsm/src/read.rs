@@ -5,11 +5,13 @@
 
 use super::SearchKey;
 use super::handle::DlsmIndex;
-use super::version::{Table, TreeVersion};
+use super::version::{SsTable, TreeVersion};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
-use farleaf_page::table::{Found, Key, KeyBuf, Kind, MAX_SEQUENCE, Picked, pick};
+use farleaf_page::table::{
+    KeyBuf, MAX_SEQUENCE, Picked, RecordKind, SsTableLookup, TableKey, pick,
+};
 
 /// READs of a record that is damaged.
 const READS: u32 = 2;
@@ -70,15 +72,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// The newest version of `key` in `table`: `None` if it has none, `Some(None)` for a tombstone.
     async fn value_in_table(
         &self,
-        table: &Table,
-        key: Key<'_>,
+        table: &SsTable,
+        key: TableKey<'_>,
         hash: u64,
     ) -> Result<Option<Option<Vec<u8>>>, IndexError> {
         self.fabric().charge(Work::VisitNode).await;
         let found = table.index.find(key, hash, MAX_SEQUENCE);
         let words = match found.map_err(|_| Self::damaged(table))? {
-            Found::Absent => return Ok(None),
-            Found::Record { words, .. } | Found::Group(words) => words,
+            SsTableLookup::Absent => return Ok(None),
+            SsTableLookup::Record { words, .. } | SsTableLookup::Group(words) => words,
         };
         for _ in 0..READS {
             let read = self.read(table, words.clone()).await?;
@@ -87,7 +89,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 Ok(Picked::Record(record)) => {
                     let mut value = Vec::new();
                     record.append_value(&mut value);
-                    return Ok(Some((record.kind() == Kind::Value).then_some(value)));
+                    return Ok(Some((record.kind() == RecordKind::Value).then_some(value)));
                 }
                 Ok(Picked::Absent | Picked::TooNew) => return Ok(None),
                 Err(_) => {}

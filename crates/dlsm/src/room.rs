@@ -28,19 +28,19 @@
 //!
 //! *Thread safety*: that of the handle.
 
-use super::compact::{Input, MergeRun, overlapping, range_of};
-use super::handle::{DlsmIndex, Wait};
-use super::options::MOST_LEVEL0;
-use super::shard::{Merging, Right, Shard};
+use super::compact::{CompactionInput, CompactionRun, overlapping, range_of};
+use super::handle::{BoundedWait, DlsmIndex};
+use super::options::MAX_LEVEL0;
+use super::shard::{CompactionRight, LsmShard, TreeRight};
 use super::table_writer::TableWriter;
-use super::version::{Table, Takes, TreeVersion};
+use super::version::{Intake, SsTable, TreeVersion};
 use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{Action, IndexError};
+use farleaf_index::{EditAction, IndexError};
 use farleaf_page::Layout;
 use farleaf_page::rules::MERGED_PARTS_PINNED;
-use farleaf_page::table::{Clip, KeyBuf, MergeOptions, Progress};
+use farleaf_page::table::{Clip, CompactionProgress, KeyBuf, MergeOptions};
 use farleaf_pool::remote::ROOT_SERVER;
 
 /// Pause before memory servers that had no chunk left are asked again, in nanoseconds.
@@ -54,7 +54,7 @@ const PINNED_NS: u64 = 1_000_000;
 /// So many records are merged for each that scans READ for nothing.
 const HIDDEN_PART: u64 = 8;
 /// The fewest extents that an output of a merge in pieces is begun with.
-const LEAST_PIECE_EXTENTS: u64 = 4;
+const MIN_PIECE_EXTENTS: u64 = 4;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Whether an operation may go on, with the version that it has. If not, it looks at the
@@ -64,19 +64,19 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// [`IndexError::OutOfMemory`] if there is no room for it, and nothing to gain by merges.
     pub(super) async fn admit<'h>(
         &'h self,
-        takes: Takes,
-        (key, action): (&[u8], &Action<&[u8]>),
-        wait: &mut Option<Wait<'h, F>>,
+        takes: Intake,
+        (key, action): (&[u8], &EditAction<&[u8]>),
+        wait: &mut Option<BoundedWait<'h, F>>,
     ) -> Result<bool, IndexError> {
-        if self.shard.grow(Takes::Everything) {
+        if self.shard.grow(Intake::Everything) {
             return Ok(false);
         }
-        if takes == Takes::Shrinking {
+        if takes == Intake::Shrinking {
             // Tasks in the background own ahead. Without any, the memory servers may not have been
             // asked yet; each write would go on to look its key up.
             if self.shard.workers().0 == 0 {
                 self.own_ahead().await;
-                if self.shard.grow(Takes::Everything) {
+                if self.shard.grow(Intake::Everything) {
                     return Ok(false);
                 }
             }
@@ -84,31 +84,33 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 return Ok(true);
             }
         }
-        if takes == Takes::Nothing && self.shard.grow(Takes::Shrinking) {
+        if takes == Intake::Nothing && self.shard.grow(Intake::Shrinking) {
             return Ok(false);
         }
         // Merges beside one another have extents that come back: what shrinks the tree is not
         // refused at once.
-        if self.until_room(wait, takes == Takes::Nothing).await? {
+        if self.until_room(wait, takes == Intake::Nothing).await? {
             return Ok(false);
         }
         Err(IndexError::OutOfMemory { server: ROOT_SERVER })
     }
 
     /// Whether the merged tree has no more bytes after an operation than before.
-    async fn shrinks(&self, key: &[u8], action: &Action<&[u8]>) -> Result<bool, IndexError> {
+    async fn shrinks(&self, key: &[u8], action: &EditAction<&[u8]>) -> Result<bool, IndexError> {
         let found = self.value_of(key).await?;
         Ok(match (action, found) {
-            (Action::Remove, Some(value)) => {
+            (EditAction::Remove, Some(value)) => {
                 self.shard.needs.note_gain((key.len() + value.len()) as u64);
                 true
             }
             // They change nothing.
-            (Action::Get | Action::Remove, _) | (Action::Insert(_), Some(_)) => true,
-            (Action::Update(_) | Action::CompareExchange(..), None) => true,
-            (Action::Insert(_) | Action::Upsert(_), None) => false,
+            (EditAction::Get | EditAction::Remove, _) | (EditAction::Insert(_), Some(_)) => true,
+            (EditAction::Update(_) | EditAction::CompareExchange(..), None) => true,
+            (EditAction::Insert(_) | EditAction::Upsert(_), None) => false,
             (
-                Action::Update(new) | Action::Upsert(new) | Action::CompareExchange(_, new),
+                EditAction::Update(new)
+                | EditAction::Upsert(new)
+                | EditAction::CompareExchange(_, new),
                 Some(value),
             ) => {
                 let is_no_longer = new.len() <= value.len();
@@ -122,7 +124,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// look; otherwise nothing is to be gained.
     async fn until_room<'h>(
         &'h self,
-        wait: &mut Option<Wait<'h, F>>,
+        wait: &mut Option<BoundedWait<'h, F>>,
         may_shrink: bool,
     ) -> Result<bool, IndexError> {
         let shard = &self.shard;
@@ -191,7 +193,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             return;
         }
         match self.own_next().await {
-            Ok(true) => _ = self.shard.grow(Takes::Everything),
+            Ok(true) => _ = self.shard.grow(Intake::Everything),
             Ok(false) => {}
             // Writers that need it learn of this by themselves.
             Err(_) => self.shard.needs.note_full_pool(now_ns + UNREACHED_NS),
@@ -211,7 +213,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Returns whether there is enough.
     async fn find_room(&self) -> Result<bool, IndexError> {
         let shard = &self.shard;
-        if self.own_next().await? && shard.grow(Takes::Everything) {
+        if self.own_next().await? && shard.grow(Intake::Everything) {
             return Ok(true);
         }
         // What the active MemTable removes may be worth more than its flush takes.
@@ -219,14 +221,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let active = Arc::clone(&shard.pin().active);
             self.close_in_full_pool(&active)?;
         }
-        let flushing = self.until_begun(Right::Flush, Shard::begin_flush).await?;
+        let flushing = self.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
         while self.flush_oldest(&flushing).await? {}
         drop(flushing);
-        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
         self.settle_loans().await;
         loop {
             self.settle_change().await?;
-            if shard.grow(Takes::Everything) {
+            if shard.grow(Intake::Everything) {
                 return Ok(true);
             }
             let Some((sources, into)) = next_for_room(&shard.pin()) else { break };
@@ -238,11 +240,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 break;
             }
             self.fabric().sleep(PINNED_NS).await;
-            if shard.grow(Takes::Everything) {
+            if shard.grow(Intake::Everything) {
                 return Ok(true);
             }
         }
-        Ok(shard.grow(Takes::Everything))
+        Ok(shard.grow(Intake::Everything))
     }
 
     /// Merges the tombstones at the beginning of a range, and what they hide, if a scan has met
@@ -253,7 +255,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let Some((first, end, records)) = shard.needs.take_hidden() else { return Ok(false) };
         // The newest tombstones are in MemTables.
         Box::pin(self.flush_everything()).await?;
-        let merging = self.until_begun(Right::Merge, Shard::begin_merge).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
         self.settle_change().await?;
         let Some((sources, into)) = self.before((first, &end), records) else { return Ok(false) };
         self.merge_in_pieces(&merging, sources, (into, Some(end))).await?;
@@ -266,26 +268,26 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         &self,
         (first, end): (KeyBuf, &KeyBuf),
         records: u64,
-    ) -> Option<(Vec<Vec<Arc<Table>>>, usize)> {
+    ) -> Option<(Vec<Vec<Arc<SsTable>>>, usize)> {
         let version = self.shard.pin();
         // All tables that have keys between the lowest one of these tables and the end, so that all
         // versions of each key are merged (V4).
         let mut low = first;
-        let is_before = |table: &Arc<Table>, low: &KeyBuf| {
+        let is_before = |table: &Arc<SsTable>, low: &KeyBuf| {
             table.meta.largest >= *low && table.meta.smallest < *end
         };
         for _ in 0..version.levels.len() + version.levels[0].len() {
             let tables = version.tables().filter(|table| is_before(table, &low));
             low = tables.map(|table| table.meta.smallest.clone()).min()?.min(low);
         }
-        let taken = |tables: &[Arc<Table>]| -> Vec<Arc<Table>> {
+        let taken = |tables: &[Arc<SsTable>]| -> Vec<Arc<SsTable>> {
             tables.iter().filter(|table| is_before(table, &low)).cloned().collect()
         };
         let (level0, others) = version.levels.split_first()?;
         let level0 = taken(level0).into_iter().map(|table| vec![table]);
         let sources: Vec<_> = level0.chain(others.iter().map(|tables| taken(tables))).collect();
         let range = Clip { lower: None, upper: Some(end.clone()) };
-        let held = |table: &Arc<Table>| {
+        let held = |table: &Arc<SsTable>| {
             let words = self.words_of(table, &range).map_or(0, |words| words.len() as u64);
             let footer = &table.meta.footer;
             words.saturating_mul(footer.records) / u64::from(footer.data_words.max(1))
@@ -304,8 +306,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// time: after each output, what it was made from is given back (S3).
     pub(super) async fn merge_in_pieces(
         &self,
-        merging: &Merging,
-        sources: Vec<Vec<Arc<Table>>>,
+        merging: &CompactionRight,
+        sources: Vec<Vec<Arc<SsTable>>>,
         (into, end): (usize, Option<KeyBuf>),
     ) -> Result<(), IndexError> {
         let mut run = {
@@ -320,9 +322,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 cuts: Vec::new(),
                 table_words: 0,
             };
-            MergeRun::new(self, &sources, options)?
+            CompactionRun::new(self, &sources, options)?
         };
-        let mut left: Vec<Arc<Table>> = sources.into_iter().flatten().collect();
+        let mut left: Vec<Arc<SsTable>> = sources.into_iter().flatten().collect();
         loop {
             run.merge.limit_tables(self.piece_words().await?);
             let mut writer = TableWriter::new(self, ExtentUse::Piece);
@@ -334,7 +336,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 }
             };
             let output = writer.finish(into as u8).await?;
-            let is_done = progress == Progress::Done;
+            let is_done = progress == CompactionProgress::Done;
             let next = match is_done {
                 true => end.clone(),
                 // Without the next key, nothing may be taken away.
@@ -352,12 +354,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// nothing is left, and those of which a part is left, with that part.
     fn take_merged(
         &self,
-        left: &mut Vec<Arc<Table>>,
+        left: &mut Vec<Arc<SsTable>>,
         next: Option<&KeyBuf>,
-        inputs: &mut [Input],
-    ) -> Result<(Vec<Arc<Table>>, Parts), IndexError> {
+        inputs: &mut [CompactionInput],
+    ) -> Result<(Vec<Arc<SsTable>>, CompactedParts), IndexError> {
         let Some(next) = next else { return Ok((std::mem::take(left), Vec::new())) };
-        let is_merged = |table: &mut Arc<Table>| table.meta.largest < *next;
+        let is_merged = |table: &mut Arc<SsTable>| table.meta.largest < *next;
         let removed = left.extract_if(.., is_merged).collect();
         let is_shared = self.shard.has_lent();
         let mut parts = Vec::new();
@@ -390,7 +392,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             }
             self.fabric().sleep(PINNED_NS).await;
         }
-        if free < LEAST_PIECE_EXTENTS {
+        if free < MIN_PIECE_EXTENTS {
             return Err(IndexError::OutOfMemory { server: ROOT_SERVER });
         }
         let words = free * shard.space.extent_bytes() / 8;
@@ -402,17 +404,17 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 }
 
 /// Tables of which a part was merged, with what is left.
-type Parts = Vec<(Arc<Table>, Arc<Table>)>;
+type CompactedParts = Vec<(Arc<SsTable>, Arc<SsTable>)>;
 
 /// What is merged next to make room: level 0 into the first level that has tables, then all levels
 /// into the deepest of these. `None` if all is in one level.
-fn next_for_room(version: &TreeVersion) -> Option<(Vec<Vec<Arc<Table>>>, usize)> {
+fn next_for_room(version: &TreeVersion) -> Option<(Vec<Vec<Arc<SsTable>>>, usize)> {
     let (level0, others) = version.levels.split_first()?;
     let filled: Vec<usize> =
         (1..=others.len()).filter(|l| !version.levels[*l].is_empty()).collect();
     if !level0.is_empty() {
         // The oldest ones are at the end (V4).
-        let oldest = &level0[level0.len().saturating_sub(MOST_LEVEL0)..];
+        let oldest = &level0[level0.len().saturating_sub(MAX_LEVEL0)..];
         let into = filled.first().copied().unwrap_or(1);
         let mut sources: Vec<_> = oldest.iter().map(|table| vec![Arc::clone(table)]).collect();
         let range = range_of(oldest.iter())?;

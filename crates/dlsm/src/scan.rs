@@ -6,28 +6,28 @@
 //! *Thread safety*: that of the handle.
 
 use super::handle::DlsmIndex;
-use super::memtable::Cursor;
-use super::version::{Table, TreeVersion};
+use super::memtable::MemTableCursor;
+use super::version::{SsTable, TreeVersion};
 use super::{SearchKey, Snapshot};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::together::all;
-use farleaf_index::{IndexError, Records, Scan};
+use farleaf_index::{IndexError, KeyedRecords, ScanResult};
 use farleaf_page::Layout;
 use farleaf_page::rules::{SCANS_CLIPPED, SCANS_SETTLED, SNAPSHOT_HELD};
-use farleaf_page::table::{Clip, Damaged, IndexKind, KeyBuf, Kind, Run};
+use farleaf_page::table::{Clip, DamagedSsTable, IndexKind, KeyBuf, RecordKind, RecordRun};
 use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::ops::{Bound, Range};
 
 /// The most words of a READ of a table.
-const MOST_WORDS: u64 = 32_768;
+const MAX_WORDS: u64 = 32_768;
 /// Records beyond a source's share of a scan that it READs at once: a scan may begin at the end of
 /// a group, which has so many.
 const SPARE_RECORDS: u64 = 16;
 
 /// The newest version of a key up to the bound, in one source. Without a value it is a tombstone.
-struct Entry {
+struct SourceEntry {
     key: Vec<u8>,
     sequence: u64,
     value: Option<Vec<u8>>,
@@ -35,24 +35,24 @@ struct Entry {
 
 /// What a scan sees. While it exists, flushes and merges keep that in the newest version of each
 /// tree.
-pub(super) struct View {
+pub(super) struct ScanView {
     /// The highest number that the scan sees, which is settled.
     pub(super) bound: u64,
     _snapshot: Option<Snapshot>,
 }
 
-enum Source<'v> {
-    MemTable(Cursor<'v>),
+enum ScanSource<'v> {
+    MemTable(MemTableCursor<'v>),
     Tables(TableSource<'v>),
 }
 
 /// Tables with ascending keys, of which a part is here.
 struct TableSource<'v> {
     /// Those that are not begun, in the order of the scan.
-    tables: Vec<&'v Arc<Table>>,
+    tables: Vec<&'v Arc<SsTable>>,
     /// The table that is read, and the words of it that the scan may want.
-    now: Option<(&'v Arc<Table>, Range<u32>)>,
-    run: Option<Run<Vec<u64>>>,
+    now: Option<(&'v Arc<SsTable>, Range<u32>)>,
+    run: Option<RecordRun<Vec<u64>>>,
     /// Records of the run that were passed.
     passed: usize,
     /// Words of its tables inside the scan's bounds, and about how many records they have. All
@@ -64,10 +64,10 @@ struct TableSource<'v> {
     /// Once these are READ, so many come next, then twice as many each time.
     more: u64,
     /// Ascending: the last key passed. Descending: the key's newest version so far.
-    last: Option<Entry>,
+    last: Option<SourceEntry>,
 }
 
-fn is_above(scan: &Scan<Vec<u8>>, key: &[u8]) -> bool {
+fn is_above(scan: &ScanResult<Vec<u8>>, key: &[u8]) -> bool {
     match &scan.upper {
         Bound::Unbounded => false,
         Bound::Included(bound) => key > &bound[..],
@@ -75,7 +75,7 @@ fn is_above(scan: &Scan<Vec<u8>>, key: &[u8]) -> bool {
     }
 }
 
-fn is_below(scan: &Scan<Vec<u8>>, key: &[u8]) -> bool {
+fn is_below(scan: &ScanResult<Vec<u8>>, key: &[u8]) -> bool {
     match &scan.lower {
         Bound::Unbounded => false,
         Bound::Included(bound) => key < &bound[..],
@@ -92,7 +92,7 @@ fn key_of(bound: &Bound<Vec<u8>>) -> Option<&[u8]> {
 }
 
 /// The part of a scan that is in `clip` (lsm.L3).
-fn within<'s>(scan: &'s Scan<Vec<u8>>, clip: &Clip) -> Cow<'s, Scan<Vec<u8>>> {
+fn within<'s>(scan: &'s ScanResult<Vec<u8>>, clip: &Clip) -> Cow<'s, ScanResult<Vec<u8>>> {
     let (lower, upper) = (clip.lower.as_ref(), clip.upper.as_ref());
     let lower = lower.map(|lower| lower.key().to_vec()).filter(|lower| !is_below(scan, lower));
     let upper = upper.map(|upper| upper.key().to_vec()).filter(|upper| !is_above(scan, upper));
@@ -106,19 +106,20 @@ fn within<'s>(scan: &'s Scan<Vec<u8>>, clip: &Clip) -> Cow<'s, Scan<Vec<u8>>> {
 }
 
 /// Whether `key` lies behind the range, in the direction of the scan.
-fn is_behind(scan: &Scan<Vec<u8>>, key: &[u8]) -> bool {
+fn is_behind(scan: &ScanResult<Vec<u8>>, key: &[u8]) -> bool {
     if scan.reverse { is_below(scan, key) } else { is_above(scan, key) }
 }
 
 /// Whether `key` lies before the range, in the direction of the scan.
-fn is_before(scan: &Scan<Vec<u8>>, key: &[u8]) -> bool {
+fn is_before(scan: &ScanResult<Vec<u8>>, key: &[u8]) -> bool {
     if scan.reverse { is_above(scan, key) } else { is_below(scan, key) }
 }
 
 /// Moves a cursor to where the scan begins.
-fn seek(cursor: &mut Cursor<'_>, scan: &Scan<Vec<u8>>) {
-    let is_at =
-        |cursor: &Cursor<'_>, key: &[u8]| cursor.key().is_some_and(|found| found.to_vec() == key);
+fn seek(cursor: &mut MemTableCursor<'_>, scan: &ScanResult<Vec<u8>>) {
+    let is_at = |cursor: &MemTableCursor<'_>, key: &[u8]| {
+        cursor.key().is_some_and(|found| found.to_vec() == key)
+    };
     match (scan.reverse, if scan.reverse { &scan.upper } else { &scan.lower }) {
         (false, Bound::Unbounded) => cursor.seek_first(),
         (false, Bound::Included(key)) => cursor.seek(&SearchKey::new(key)),
@@ -140,13 +141,13 @@ fn seek(cursor: &mut Cursor<'_>, scan: &Scan<Vec<u8>>) {
 }
 
 /// The entry that a cursor is on, which it passes.
-fn pass(cursor: &mut Cursor<'_>, scan: &Scan<Vec<u8>>) -> Option<Entry> {
+fn pass(cursor: &mut MemTableCursor<'_>, scan: &ScanResult<Vec<u8>>) -> Option<SourceEntry> {
     let key = cursor.key()?.to_vec();
     if is_behind(scan, &key) {
         return None;
     }
     let version = cursor.version()?;
-    let entry = Entry { key, sequence: version.number(), value: version.value() };
+    let entry = SourceEntry { key, sequence: version.number(), value: version.value() };
     if scan.reverse {
         cursor.prev()
     } else {
@@ -158,13 +159,13 @@ fn pass(cursor: &mut Cursor<'_>, scan: &Scan<Vec<u8>>) -> Option<Entry> {
 impl<'v> TableSource<'v> {
     /// The tables of one level, or one of level 0.
     fn new<F: Fabric, L: Layout>(
-        tables: &'v [Arc<Table>],
-        scan: &Scan<Vec<u8>>,
+        tables: &'v [Arc<SsTable>],
+        scan: &ScanResult<Vec<u8>>,
     ) -> Result<Self, IndexError> {
-        let starts_above = |table: &Arc<Table>| {
+        let starts_above = |table: &Arc<SsTable>| {
             key_of(&scan.upper).is_some_and(|key| table.meta.smallest > KeyBuf::from_bytes(key))
         };
-        let ends_below = |table: &Arc<Table>| {
+        let ends_below = |table: &Arc<SsTable>| {
             key_of(&scan.lower).is_some_and(|key| table.meta.largest < KeyBuf::from_bytes(key))
         };
         let wanted = tables.iter().filter(|table| !starts_above(table) && !ends_below(table));
@@ -193,8 +194,8 @@ impl<'v> TableSource<'v> {
 
     /// The words of `table` between the scan's bounds, in whole groups.
     fn words_of<F: Fabric, L: Layout>(
-        table: &Table,
-        scan: &Scan<Vec<u8>>,
+        table: &SsTable,
+        scan: &ScanResult<Vec<u8>>,
     ) -> Result<Range<u32>, IndexError> {
         let damaged = |_| DlsmIndex::<F, L>::damaged(table);
         let start = match key_of(&scan.lower) {
@@ -217,7 +218,7 @@ impl<'v> TableSource<'v> {
     async fn fetch<F: Fabric, L: Layout>(
         &mut self,
         index: &DlsmIndex<F, L>,
-        scan: &Scan<Vec<u8>>,
+        scan: &ScanResult<Vec<u8>>,
     ) -> Result<bool, IndexError> {
         loop {
             let Some((table, left)) = self.now.take() else {
@@ -228,8 +229,8 @@ impl<'v> TableSource<'v> {
             if left.is_empty() {
                 continue;
             }
-            let damaged = |_: Damaged| DlsmIndex::<F, L>::damaged(table);
-            let words = if self.left > 0 { self.left } else { self.more }.min(MOST_WORDS) as u32;
+            let damaged = |_: DamagedSsTable| DlsmIndex::<F, L>::damaged(table);
+            let words = if self.left > 0 { self.left } else { self.more }.min(MAX_WORDS) as u32;
             let range = match scan.reverse {
                 false => table.index.after(left.start, words),
                 true => table.index.before(left.end, words),
@@ -250,7 +251,7 @@ impl<'v> TableSource<'v> {
             self.now = Some((table, rest));
             let words = index.read(table, range).await?;
             let bytes = words.len() as u64 * 8;
-            let run = Run::new(words, table.id()).map_err(damaged)?;
+            let run = RecordRun::new(words, table.id()).map_err(damaged)?;
             let fabric = index.fabric();
             fabric.charge(Work::CopyBytes(bytes)).await;
             fabric.charge(Work::MergeRecords(run.len() as u32)).await;
@@ -269,9 +270,9 @@ impl<'v> TableSource<'v> {
     async fn next<F: Fabric, L: Layout>(
         &mut self,
         index: &DlsmIndex<F, L>,
-        scan: &Scan<Vec<u8>>,
+        scan: &ScanResult<Vec<u8>>,
         bound: u64,
-    ) -> Result<Option<Entry>, IndexError> {
+    ) -> Result<Option<SourceEntry>, IndexError> {
         loop {
             let run = self.run.as_ref().filter(|run| self.passed < run.len());
             let Some((run, (table, _))) = run.zip(self.now.as_ref()) else {
@@ -300,12 +301,12 @@ impl<'v> TableSource<'v> {
             }
             let mut value = Vec::new();
             record.append_value(&mut value);
-            let value = (record.kind() == Kind::Value).then_some(value);
-            let entry = Entry { key, sequence: record.sequence(), value };
+            let value = (record.kind() == RecordKind::Value).then_some(value);
+            let entry = SourceEntry { key, sequence: record.sequence(), value };
             if scan.reverse {
                 self.last = Some(entry); // unless a newer version of the key follows
             } else {
-                let passed = Entry { key: Vec::new(), sequence: 0, value: None };
+                let passed = SourceEntry { key: Vec::new(), sequence: 0, value: None };
                 self.last.get_or_insert(passed).key.clone_from(&entry.key);
                 return Ok(Some(entry));
             }
@@ -315,8 +316,8 @@ impl<'v> TableSource<'v> {
 
 /// Divides what a scan wants, at most `limit` records and about `most_bytes` bytes, among the
 /// sources, by what they have in its range.
-fn share(sources: &mut [Source<'_>], limit: usize, most_bytes: usize) {
-    let tables = || sources.iter().filter_map(Source::tables);
+fn share(sources: &mut [ScanSource<'_>], limit: usize, most_bytes: usize) {
+    let tables = || sources.iter().filter_map(ScanSource::tables);
     let words: u64 = tables().map(|source| source.words).sum();
     let records: u64 = tables().map(|source| source.records).sum();
     let each = words.div_ceil(records.max(1));
@@ -324,7 +325,7 @@ fn share(sources: &mut [Source<'_>], limit: usize, most_bytes: usize) {
         each.saturating_mul(limit as u64).min((most_bytes as u64 / 8).saturating_add(each));
     let spare = each.saturating_mul(SPARE_RECORDS);
     for source in sources {
-        if let Source::Tables(source) = source {
+        if let ScanSource::Tables(source) = source {
             let share = u128::from(wanted) * u128::from(source.words) / u128::from(words.max(1));
             let share = u64::try_from(share).unwrap_or(u64::MAX);
             source.left = share.saturating_add(share / 4).saturating_add(spare);
@@ -333,7 +334,7 @@ fn share(sources: &mut [Source<'_>], limit: usize, most_bytes: usize) {
     }
 }
 
-impl<'v> Source<'v> {
+impl<'v> ScanSource<'v> {
     fn is_of_tables(&self) -> bool {
         matches!(self, Self::Tables(_))
     }
@@ -348,9 +349,9 @@ impl<'v> Source<'v> {
     async fn next<F: Fabric, L: Layout>(
         &mut self,
         index: &DlsmIndex<F, L>,
-        scan: &Scan<Vec<u8>>,
+        scan: &ScanResult<Vec<u8>>,
         bound: u64,
-    ) -> Result<Option<Entry>, IndexError> {
+    ) -> Result<Option<SourceEntry>, IndexError> {
         match self {
             Self::MemTable(cursor) => Ok(pass(cursor, scan)),
             Self::Tables(tables) => tables.next(index, scan, bound).await,
@@ -362,8 +363,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// The records that `scan` selects.
     pub(super) async fn records(
         &self,
-        scan: &Scan<Vec<u8>>,
-    ) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
+        scan: &ScanResult<Vec<u8>>,
+    ) -> Result<KeyedRecords<Vec<u8>, Vec<u8>>, IndexError> {
         self.check_scan(scan)?;
         if scan.limit == 0 {
             return Ok(Vec::new());
@@ -382,7 +383,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Checks the lengths of the keys that bound a scan.
-    pub(super) fn check_scan(&self, scan: &Scan<Vec<u8>>) -> Result<(), IndexError> {
+    pub(super) fn check_scan(&self, scan: &ScanResult<Vec<u8>>) -> Result<(), IndexError> {
         for key in [&scan.lower, &scan.upper].into_iter().filter_map(key_of) {
             self.shard.options.memtable.check(key.len(), 0)?;
         }
@@ -390,14 +391,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Begins a scan of this tree, and of all that share its numbers.
-    pub(super) async fn view(&self) -> Result<View, IndexError> {
+    pub(super) async fn view(&self) -> Result<ScanView, IndexError> {
         let snapshot = Snapshot::take(&self.shard.sequences);
         let bound = snapshot.bound();
         let snapshot = (!self.fabric().breaks(SNAPSHOT_HELD)).then_some(snapshot);
         if !self.fabric().breaks(SCANS_SETTLED) {
             self.until_settled(bound).await?;
         }
-        Ok(View { bound, _snapshot: snapshot })
+        Ok(ScanView { bound, _snapshot: snapshot })
     }
 
     /// The records that `scan` selects as of `bound`, which was settled before `version` was
@@ -407,9 +408,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         &self,
         version: &TreeVersion,
         bound: u64,
-        scan: &Scan<Vec<u8>>,
+        scan: &ScanResult<Vec<u8>>,
         most_bytes: usize,
-    ) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
+    ) -> Result<KeyedRecords<Vec<u8>, Vec<u8>>, IndexError> {
         let scan = &*match self.fabric().breaks(SCANS_CLIPPED) {
             true => Cow::Borrowed(scan),
             false => within(scan, &version.clip),
@@ -417,14 +418,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let memtables = version.memtables().map(|table| {
             let mut cursor = table.cursor(bound);
             seek(&mut cursor, scan);
-            Ok(Source::MemTable(cursor))
+            Ok(ScanSource::MemTable(cursor))
         });
         let (level0, others) = version.levels.split_first().expect("there is a level 0");
         let levels = level0.chunks(1).chain(others.iter().map(Vec::as_slice));
         let tables =
-            levels.map(|tables| Ok(Source::Tables(TableSource::new::<F, L>(tables, scan)?)));
+            levels.map(|tables| Ok(ScanSource::Tables(TableSource::new::<F, L>(tables, scan)?)));
         let mut sources =
-            memtables.chain(tables).collect::<Result<Vec<Source<'_>>, IndexError>>()?;
+            memtables.chain(tables).collect::<Result<Vec<ScanSource<'_>>, IndexError>>()?;
         share(&mut sources, scan.limit, most_bytes);
         let first = all(sources.iter_mut().map(|source| source.next(self, scan, bound))).await;
         let mut heads = first.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -432,7 +433,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         // Records and tombstones of tables that were READ for nothing, before the first result.
         let (mut hidden, mut range_hidden) = (0, None);
         while records.len() < scan.limit && (records.len() < 2 || bytes <= most_bytes) {
-            let comes_first = |one: &Entry, other: &Entry| {
+            let comes_first = |one: &SourceEntry, other: &SourceEntry| {
                 let order = one.key.cmp(&other.key);
                 let order = if scan.reverse { order.reverse() } else { order };
                 order.then(other.sequence.cmp(&one.sequence))
@@ -482,7 +483,7 @@ mod tests {
         let source = |&(words, records): &(u64, u64)| {
             let (tables, now, run, last) = (Vec::new(), None, None, None);
             let (passed, left, more) = (0, 0, 1);
-            Source::Tables(TableSource {
+            ScanSource::Tables(TableSource {
                 tables,
                 now,
                 run,
@@ -496,7 +497,7 @@ mod tests {
         };
         let mut sources: Vec<_> = sizes.iter().map(source).collect();
         share(&mut sources, limit, most_bytes);
-        sources.iter().filter_map(Source::tables).map(|source| source.left).collect()
+        sources.iter().filter_map(ScanSource::tables).map(|source| source.left).collect()
     }
 
     #[test]

@@ -23,14 +23,14 @@ const NOTHING: u64 = u64::MAX;
 
 #[derive(Debug)]
 #[repr(align(128))]
-struct Line(AtomicU64);
+struct AnnouncementLine(AtomicU64);
 
 /// The counter of a compute server, the announcements of its writers and its snapshots.
 #[derive(Debug)]
 pub struct Sequences {
     /// The next number. The first one is 1, so that 0 is the bound of an empty index.
-    next: Line,
-    announced: Box<[Line]>,
+    next: AnnouncementLine,
+    announced: Box<[AnnouncementLine]>,
     /// Seats at or above this one were never taken, so that a check need not look at them.
     seats_used: AtomicU64,
     free_seats: Mutex<Vec<usize>>,
@@ -44,8 +44,8 @@ impl Sequences {
     /// Creates a counter at 1, with seats for `seats` concurrent writers.
     pub fn new(seats: usize) -> Self {
         Self {
-            next: Line(AtomicU64::new(1)),
-            announced: (0..seats).map(|_| Line(AtomicU64::new(NOTHING))).collect(),
+            next: AnnouncementLine(AtomicU64::new(1)),
+            announced: (0..seats).map(|_| AnnouncementLine(AtomicU64::new(NOTHING))).collect(),
             seats_used: AtomicU64::new(0),
             free_seats: Mutex::new((0..seats).rev().collect()),
             snapshots: Mutex::new(BTreeMap::new()),
@@ -106,12 +106,12 @@ impl Sequences {
 
 /// The place from which one writer announces. Dropping it frees the place.
 #[derive(Debug)]
-pub struct Seat {
+pub struct WriterSlot {
     sequences: Arc<Sequences>,
     seat: usize,
 }
 
-impl Seat {
+impl WriterSlot {
     /// Takes a seat. `None` if all are taken.
     pub fn take(sequences: &Arc<Sequences>) -> Option<Self> {
         let mut free = lock(&sequences.free_seats);
@@ -141,7 +141,7 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for WriterSlot {
     fn drop(&mut self) {
         lock(&self.sequences.free_seats).push(self.seat);
     }
@@ -221,8 +221,8 @@ mod tests {
         let sequences = Arc::new(Sequences::new(2));
         assert_eq!((sequences.latest(), sequences.settled()), (0, 0));
         let (mut slow, mut fast) =
-            (Seat::take(&sequences).unwrap(), Seat::take(&sequences).unwrap());
-        assert!(Seat::take(&sequences).is_none(), "both seats are taken");
+            (WriterSlot::take(&sequences).unwrap(), WriterSlot::take(&sequences).unwrap());
+        assert!(WriterSlot::take(&sequences).is_none(), "both seats are taken");
         let first = slow.announce();
         assert_eq!(first.take(), 1);
         for number in 2..5 {
@@ -234,13 +234,13 @@ mod tests {
         assert_eq!(sequences.settled(), 4);
         assert!(!sequences.is_settled(5), "5 was not taken yet");
         drop(slow);
-        assert!(Seat::take(&sequences).is_some());
+        assert!(WriterSlot::take(&sequences).is_some());
     }
 
     #[test]
     fn a_raised_counter_goes_on_above() {
         let sequences = Arc::new(Sequences::new(1));
-        let mut seat = Seat::take(&sequences).unwrap();
+        let mut seat = WriterSlot::take(&sequences).unwrap();
         sequences.raise(0);
         assert_eq!(seat.announce().take(), 1, "0 is below the counter");
         sequences.raise(10);
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn snapshots_are_listed_while_they_live() {
         let sequences = Arc::new(Sequences::new(1));
-        let mut seat = Seat::take(&sequences).unwrap();
+        let mut seat = WriterSlot::take(&sequences).unwrap();
         let empty = Snapshot::take(&sequences);
         let announced = seat.announce();
         announced.take();

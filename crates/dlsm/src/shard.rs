@@ -11,20 +11,20 @@
 //! *Thread safety*: any number of threads. One mutex holds the version and the rights; those for
 //! costs of merges and sleepers have no other inside. None is held across a wait.
 
-use super::claim::Claim;
+use super::claim::CompactionClaim;
 use super::counts::TreeCounts;
-use super::gate::Gate;
-use super::lent::Lent;
-use super::needs::Needs;
+use super::gate::TreeGate;
+use super::lent::SharedSsTables;
+use super::needs::TreeNeeds;
 use super::place::{MergeCosts, MergePlace};
 use super::signal::Signal;
-use super::version::{Change, Switched, Table, Takes, TreeVersion};
-use super::writers::Writers;
+use super::version::{Intake, SsTable, SwitchOutcome, TreeVersion, TreeVersionChange};
+use super::writers::IdleWriters;
 use super::{DlsmOptions, MemTable, MemTableError, MemTableOptions, Sequences};
-use crate::remote::{ExtentSpace, ExtentUsage, JobId, Lease};
+use crate::remote::{ExtentLease, ExtentSpace, ExtentUsage, JobId};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, Region, ServerId};
-use farleaf_page::table::{Clip, KeyBuf, MAX_KEY_BYTES, Meta};
+use farleaf_page::table::{Clip, KeyBuf, MAX_KEY_BYTES, SsTableMeta};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The sizes of the MemTable of a tree that is not open.
@@ -33,13 +33,13 @@ const NO_MEMTABLE: MemTableOptions =
 
 /// One LSM tree.
 #[derive(Debug)]
-pub struct Shard {
+pub struct LsmShard {
     /// Its number in the directory.
     pub(super) id: u64,
     /// With the smallest MemTables that it may have: they bound keys and values.
     pub(super) options: DlsmOptions,
     /// Closed while this process is not to use the tree.
-    pub(super) gate: Gate,
+    pub(super) gate: TreeGate,
     /// The epoch in which this process has the shard; 0 if it has not opened it.
     opened: AtomicU64,
     /// The MemTable of a tree that is not open. It takes nothing.
@@ -50,18 +50,18 @@ pub struct Shard {
     pub(super) sequences: Arc<Sequences>,
     pub(super) space: Arc<ExtentSpace>,
     /// Those of its compute server.
-    pub(super) writers: Arc<Writers>,
+    pub(super) writers: Arc<IdleWriters>,
     /// Raised when the version has changed, and when a right or a worker has gone.
     pub(super) changed: Signal,
     /// Raised by everything that flushes and merges do, so that waiting for them has a bound.
     steps: AtomicU64,
     pub(super) merge_costs: Mutex<MergeCosts>,
-    pub(super) needs: Needs,
-    state: Mutex<State>,
+    pub(super) needs: TreeNeeds,
+    state: Mutex<LsmShardState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LsmShardState {
     version: Arc<TreeVersion>,
     /// Flushed MemTables, whose memory is used again once nothing pins them.
     retired: Vec<Arc<MemTable>>,
@@ -72,7 +72,7 @@ struct State {
     /// The rights that handles have: to flush, to merge alone, and to edit.
     taken: [bool; 3],
     /// What merges beside one another have claimed, by lane (V7).
-    claims: BTreeMap<u8, Claim>,
+    claims: BTreeMap<u8, CompactionClaim>,
     /// Operations that wait for the right to flush, to merge, and to edit.
     waiting: [usize; 3],
     /// Tasks that flush and merge in the background.
@@ -93,7 +93,7 @@ struct State {
     pending: Option<Arc<PendingChange>>,
     /// The keys that the tree has when it is opened next.
     clip: Clip,
-    lent: Lent,
+    lent: SharedSsTables,
     counts: TreeCounts,
 }
 
@@ -103,7 +103,7 @@ pub struct TableView {
     /// Its level. In level 0 the newest table comes first, in the others keys ascend.
     pub level: usize,
     /// What the tree knows of it.
-    pub meta: Meta,
+    pub meta: SsTableMeta,
     /// Where its words lie: pieces of adjacent memory, each with its number of words.
     pub pieces: Vec<(GlobalAddr, u64)>,
     /// The numbers of its extents; none if it was borrowed from another shard.
@@ -115,24 +115,24 @@ pub struct TableView {
 pub(super) struct PendingChange {
     pub(super) number: u64,
     pub(super) words: Vec<u64>,
-    change: Change,
+    change: TreeVersionChange,
 }
 
 /// What the directory says about a shard that this process has just opened.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedShard {
     pub(super) epoch: u64,
     pub(super) edit: u64,
     pub(super) highest_table: u64,
     /// By level.
-    pub(super) levels: Vec<Vec<Arc<Table>>>,
+    pub(super) levels: Vec<Vec<Arc<SsTable>>>,
     /// Tables that other shards have borrowed, by id.
-    pub(super) lent: BTreeMap<u64, Arc<Lease>>,
+    pub(super) lent: BTreeMap<u64, Arc<ExtentLease>>,
 }
 
 /// A right that one handle at a time has (V2).
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Right {
+pub(super) enum TreeRight {
     Flush,
     /// To merge alone. Merges of what is due run beside one another.
     Merge,
@@ -140,10 +140,10 @@ pub(super) enum Right {
     Edit,
 }
 
-impl Shard {
+impl LsmShard {
     /// A tree without records, the only one of its compute server.
     pub(super) fn new(id: u64, options: &DlsmOptions) -> Result<Self, MemTableError> {
-        let writers = Arc::new(Writers::new(options.writers));
+        let writers = Arc::new(IdleWriters::new(options.writers));
         let shard = Self::with_memtable(id, options, &writers, options.memtable)?;
         shard.gate.set_open(true);
         Ok(shard)
@@ -154,7 +154,7 @@ impl Shard {
     pub(super) fn beside(
         id: u64,
         options: &DlsmOptions,
-        writers: &Arc<Writers>,
+        writers: &Arc<IdleWriters>,
     ) -> Result<Self, MemTableError> {
         Self::with_memtable(id, options, writers, NO_MEMTABLE)
     }
@@ -162,7 +162,7 @@ impl Shard {
     fn with_memtable(
         id: u64,
         options: &DlsmOptions,
-        writers: &Arc<Writers>,
+        writers: &Arc<IdleWriters>,
         memtable: MemTableOptions,
     ) -> Result<Self, MemTableError> {
         let sequences = Arc::clone(writers.sequences());
@@ -177,7 +177,7 @@ impl Shard {
             false => Arc::new(MemTable::new(&sequences, memtable.memory()?, memtable)),
         };
         let version = TreeVersion::new(active, options.levels, Clip::default());
-        let state = State {
+        let state = LsmShardState {
             version: Arc::new(version),
             retired: Vec::new(),
             tables: 0,
@@ -195,14 +195,14 @@ impl Shard {
             edit: 0,
             pending: None,
             clip: Clip::default(),
-            lent: Lent::default(),
+            lent: SharedSsTables::default(),
             counts: TreeCounts::default(),
         };
         space.keep(options.kept(space.extent_bytes()));
         Ok(Self {
             id,
             options: options.clone(),
-            gate: Gate::new(false),
+            gate: TreeGate::new(false),
             none,
             opened: AtomicU64::new(0),
             memtable_bytes: AtomicU64::new(options.memtable.bytes as u64),
@@ -210,7 +210,7 @@ impl Shard {
             sequences,
             space: Arc::new(space),
             merge_costs: Mutex::default(),
-            needs: Needs::default(),
+            needs: TreeNeeds::default(),
             writers: Arc::clone(writers),
             changed: Signal::default(),
             steps: AtomicU64::new(0),
@@ -313,7 +313,7 @@ impl Shard {
         // A table with the one size and the other's filter is as good as any.
         self.memtable_bytes.store(memtable.bytes as u64, Ordering::Relaxed);
         self.filter_bytes.store(memtable.filter_bytes as u64, Ordering::Relaxed);
-        self.space.keep((self.kept_for(Takes::Everything), self.kept_for(Takes::Shrinking)));
+        self.space.keep((self.kept_for(Intake::Everything), self.kept_for(Intake::Shrinking)));
     }
 
     /// Its number in the directory.
@@ -338,7 +338,7 @@ impl Shard {
 
     /// By level: the number of tables, and the bytes of their records.
     pub fn levels(&self) -> Vec<(usize, u64)> {
-        let bytes = |tables: &Vec<Arc<Table>>| tables.iter().map(|table| table.bytes()).sum();
+        let bytes = |tables: &Vec<Arc<SsTable>>| tables.iter().map(|table| table.bytes()).sum();
         self.pin().levels.iter().map(|tables| (tables.len(), bytes(tables))).collect()
     }
 
@@ -347,7 +347,7 @@ impl Shard {
         let version = self.pin();
         let levels = version.levels.iter().enumerate();
         let tables = levels.flat_map(|(level, tables)| tables.iter().map(move |one| (level, one)));
-        let view = |(level, table): (usize, &Arc<Table>)| {
+        let view = |(level, table): (usize, &Arc<SsTable>)| {
             let words = u64::from(table.meta.footer.table_words());
             TableView {
                 level,
@@ -390,23 +390,23 @@ impl Shard {
     pub(super) fn switch(
         &self,
         full: &Arc<MemTable>,
-        takes: Takes,
-    ) -> Result<Switched, MemTableError> {
+        takes: Intake,
+    ) -> Result<SwitchOutcome, MemTableError> {
         let mut state = lock(&self.state);
         if !Arc::ptr_eq(&state.version.active, full) {
-            return Ok(Switched::Before);
+            return Ok(SwitchOutcome::Before);
         }
         if state.version.immutables.len() >= self.options.most_immutables
             || state.version.levels[0].len() >= self.options.level0_stop
         {
-            return Ok(Switched::NoRoom);
+            return Ok(SwitchOutcome::NoRoom);
         }
         let options = self.memtable();
         let mut next = TreeVersion::clone(&state.version);
         next.takes = takes;
-        let of_next = if takes == Takes::Nothing { 0 } else { self.flush_extents(options.bytes) };
+        let of_next = if takes == Intake::Nothing { 0 } else { self.flush_extents(options.bytes) };
         if !self.promise(takes, self.promised(&state.version) + of_next) {
-            return Ok(Switched::NoSpace);
+            return Ok(SwitchOutcome::NoSpace);
         }
         let memory = match state.memory(options.bytes) {
             Some(memory) => memory,
@@ -418,7 +418,7 @@ impl Shard {
         state.keep_few_retired(&self.options);
         drop(state);
         self.changed.raise();
-        Ok(Switched::Here)
+        Ok(SwitchOutcome::Here)
     }
 
     /// The extents that a flush of a MemTable of `bytes` bytes takes at most.
@@ -428,40 +428,40 @@ impl Shard {
 
     /// The extents that flushes of all MemTables of `version` take at most.
     fn promised(&self, version: &TreeVersion) -> u64 {
-        let active = (version.takes > Takes::Nothing).then_some(&version.active);
+        let active = (version.takes > Intake::Nothing).then_some(&version.active);
         let memtables = active.into_iter().chain(&version.immutables);
         memtables.map(|table| self.flush_extents(table.options().bytes)).sum()
     }
 
     /// What must be there beside the promised extents if the active MemTable takes this: for a
     /// merge, and for a MemTable that takes what shrinks the tree (S2).
-    fn kept_for(&self, takes: Takes) -> u64 {
+    fn kept_for(&self, takes: Intake) -> u64 {
         match takes {
-            Takes::Everything => {
+            Intake::Everything => {
                 let extent_bytes = self.space.extent_bytes();
                 let spare = self.options.spare_extents(self.memtable().bytes, extent_bytes);
                 // Merged anew, each table may leave an extent of its own that is not full.
                 let of_table = (self.options.table_bytes / extent_bytes).max(1);
                 spare + self.space.usage().leased / of_table
             }
-            Takes::Shrinking => self.options.merge_extents(self.space.extent_bytes()),
-            Takes::Nothing => 0,
+            Intake::Shrinking => self.options.merge_extents(self.space.extent_bytes()),
+            Intake::Nothing => 0,
         }
     }
 
     /// Promises so many extents to flushes, if that leaves enough (S1, S2).
-    fn promise(&self, takes: Takes, extents: u64) -> bool {
-        self.space.promise(extents, self.kept_for(takes), takes == Takes::Nothing)
+    fn promise(&self, takes: Intake, extents: u64) -> bool {
+        self.space.promise(extents, self.kept_for(takes), takes == Intake::Nothing)
     }
 
     /// Promises to flushes what the MemTables of `version` need, which is not more than before.
     fn promise_to(&self, version: &TreeVersion) {
-        self.promise(Takes::Nothing, self.promised(version));
+        self.promise(Intake::Nothing, self.promised(version));
     }
 
     /// Lets the active MemTable take this, if there are extents for its flush and what must be
     /// there beside. Returns whether it does.
-    pub(super) fn grow(&self, takes: Takes) -> bool {
+    pub(super) fn grow(&self, takes: Intake) -> bool {
         let mut state = lock(&self.state);
         if state.version.takes >= takes {
             return true;
@@ -481,12 +481,12 @@ impl Shard {
     pub(super) fn wanted_extents(&self) -> u64 {
         let state = lock(&self.state);
         let promised = self.promised(&state.version);
-        promised + self.flush_extents(self.memtable().bytes) + self.kept_for(Takes::Everything)
+        promised + self.flush_extents(self.memtable().bytes) + self.kept_for(Intake::Everything)
     }
 
     /// The extents that a merge can count on.
     pub(super) fn merge_extents(&self) -> u64 {
-        self.kept_for(Takes::Shrinking)
+        self.kept_for(Intake::Shrinking)
     }
 
     /// Asks the tasks in the background for room.
@@ -555,19 +555,19 @@ impl Shard {
     }
 
     /// The right to flush. `None` if another handle has it (V2).
-    pub(super) fn begin_flush(shard: &Arc<Self>) -> Option<Flushing> {
-        Held::begin(shard, Right::Flush).map(|held| Flushing { _held: held })
+    pub(super) fn begin_flush(shard: &Arc<Self>) -> Option<FlushRight> {
+        HeldRight::begin(shard, TreeRight::Flush).map(|held| FlushRight { _held: held })
     }
 
     /// The right to merge alone. `None` if another handle has it, or merges.
-    pub(super) fn begin_merge(shard: &Arc<Self>) -> Option<Merging> {
+    pub(super) fn begin_merge(shard: &Arc<Self>) -> Option<CompactionRight> {
         if !lock(&shard.state).claims.is_empty() {
             return None;
         }
-        let held = Held::begin(shard, Right::Merge)?;
+        let held = HeldRight::begin(shard, TreeRight::Merge)?;
         // None begins from now on, but one may have begun in between.
         let is_alone = lock(&shard.state).claims.is_empty();
-        is_alone.then_some(Merging { lane: 0, _alone: Some(held), _beside: None })
+        is_alone.then_some(CompactionRight { lane: 0, _alone: Some(held), _beside: None })
     }
 
     /// Whether a merge beside others may begin.
@@ -577,7 +577,7 @@ impl Shard {
     }
 
     /// The current version, and what merges that are under way have claimed of it.
-    pub(super) fn pin_with_claims(&self) -> (Arc<TreeVersion>, Vec<Claim>) {
+    pub(super) fn pin_with_claims(&self) -> (Arc<TreeVersion>, Vec<CompactionClaim>) {
         let state = lock(&self.state);
         (Arc::clone(&state.version), state.claims.values().cloned().collect())
     }
@@ -587,10 +587,10 @@ impl Shard {
     /// changed, or an operation waits for the right to merge alone.
     pub(super) fn begin_merge_of(
         shard: &Arc<Self>,
-        claim: Claim,
-        sources: &[Vec<Arc<Table>>],
-        conflict: fn(&Claim, &Claim) -> bool,
-    ) -> Option<Merging> {
+        claim: CompactionClaim,
+        sources: &[Vec<Arc<SsTable>>],
+        conflict: fn(&CompactionClaim, &CompactionClaim) -> bool,
+    ) -> Option<CompactionRight> {
         let mut state = lock(&shard.state);
         // Not by id: a table that has moved to another level keeps its own.
         let is_there = |table| state.version.tables().any(|other| Arc::ptr_eq(other, table));
@@ -605,27 +605,31 @@ impl Shard {
         let lane = (0..=u8::MAX).find(|lane| !state.claims.contains_key(lane))?;
         state.claims.insert(lane, claim);
         drop(state);
-        let claimed = Claimed { shard: Arc::clone(shard), lane };
-        Some(Merging { lane, _alone: None, _beside: Some(claimed) })
+        let claimed = ClaimGuard { shard: Arc::clone(shard), lane };
+        Some(CompactionRight { lane, _alone: None, _beside: Some(claimed) })
     }
 
     /// At most `most` further lanes, for the parts of a merge.
-    pub(super) fn more_lanes(shard: &Arc<Self>, merging: &Merging, most: usize) -> Vec<Claimed> {
+    pub(super) fn more_lanes(
+        shard: &Arc<Self>,
+        merging: &CompactionRight,
+        most: usize,
+    ) -> Vec<ClaimGuard> {
         let mut state = lock(&shard.state);
         // A merge alone has its lane without a claim.
         let taken = state.claims.len() + usize::from(!state.claims.contains_key(&merging.lane));
         let most = most.min(shard.options.workers.saturating_sub(taken));
         let is_free = |lane: &u8| *lane != merging.lane && !state.claims.contains_key(lane);
         let lanes: Vec<u8> = (0..=u8::MAX).filter(is_free).take(most).collect();
-        lanes.iter().for_each(|lane| _ = state.claims.insert(*lane, Claim::default()));
+        lanes.iter().for_each(|lane| _ = state.claims.insert(*lane, CompactionClaim::default()));
         drop(state);
-        let claimed = |lane| Claimed { shard: Arc::clone(shard), lane };
+        let claimed = |lane| ClaimGuard { shard: Arc::clone(shard), lane };
         lanes.into_iter().map(claimed).collect()
     }
 
     /// The right to change the directory. `None` if another handle has it.
-    pub(super) fn begin_edit(shard: &Arc<Self>) -> Option<Editing> {
-        Held::begin(shard, Right::Edit).map(Editing)
+    pub(super) fn begin_edit(shard: &Arc<Self>) -> Option<ManifestRight> {
+        HeldRight::begin(shard, TreeRight::Edit).map(ManifestRight)
     }
 
     /// The change that the directory may have made, if there is one.
@@ -635,21 +639,21 @@ impl Shard {
 
     /// Whether a handle has the right to flush.
     pub(super) fn is_flushing(&self) -> bool {
-        lock(&self.state).taken[Right::Flush as usize]
+        lock(&self.state).taken[TreeRight::Flush as usize]
     }
 
     /// Counts an operation that waits for `right`. Without it, a task that takes the right again at
     /// once would keep others from it for good.
-    pub(super) fn begin_waiting(shard: &Arc<Self>, right: Right) -> Waiting {
+    pub(super) fn begin_waiting(shard: &Arc<Self>, right: TreeRight) -> RightWaiter {
         lock(&shard.state).waiting[right as usize] += 1;
-        Waiting { shard: Arc::clone(shard), right }
+        RightWaiter { shard: Arc::clone(shard), right }
     }
 
     /// What `begin` returns, for a task that does what is due. `None` if an operation waits for
     /// `right`.
     pub(super) fn begin_due<R>(
         shard: &Arc<Self>,
-        right: Right,
+        right: TreeRight,
         begin: fn(&Arc<Self>) -> Option<R>,
     ) -> Option<R> {
         if lock(&shard.state).waiting[right as usize] > 0 {
@@ -659,9 +663,9 @@ impl Shard {
     }
 
     /// Counts a task that flushes and merges in the background, as long as it lives.
-    pub(super) fn begin_worker(shard: &Arc<Self>) -> AtWork {
+    pub(super) fn begin_worker(shard: &Arc<Self>) -> BackgroundTask {
         lock(&shard.state).workers += 1;
-        AtWork { shard: Arc::clone(shard) }
+        BackgroundTask { shard: Arc::clone(shard) }
     }
 
     /// The number of background tasks, and how often one of them failed.
@@ -678,7 +682,7 @@ impl Shard {
     /// The number of merges, and of parts of merges, under way.
     pub fn running_merges(&self) -> u64 {
         let state = lock(&self.state);
-        let alone = u64::from(state.taken[Right::Merge as usize]);
+        let alone = u64::from(state.taken[TreeRight::Merge as usize]);
         state.claims.len() as u64 + alone
     }
 
@@ -698,20 +702,20 @@ impl Shard {
     }
 }
 
-impl State {
+impl LsmShardState {
     /// Whether another merge may run beside those that do.
     fn has_lane(&self, options: &DlsmOptions) -> bool {
-        let right = Right::Merge as usize;
+        let right = TreeRight::Merge as usize;
         !self.taken[right] && self.waiting[right] == 0 && self.claims.len() < options.workers
     }
 
     /// Changes the version (V3).
-    fn install(&mut self, change: &Change, options: &DlsmOptions) {
+    fn install(&mut self, change: &TreeVersionChange, options: &DlsmOptions) {
         let counts = &mut self.counts;
         let bytes =
-            |tables: &[Arc<Table>]| tables.iter().map(|table| written_bytes(table)).sum::<u64>();
+            |tables: &[Arc<SsTable>]| tables.iter().map(|table| written_bytes(table)).sum::<u64>();
         match change {
-            Change::Flushed { memtable, tables } => {
+            TreeVersionChange::Flushed { memtable, tables } => {
                 let mut next = TreeVersion::clone(&self.version);
                 next.immutables.retain(|closed| !Arc::ptr_eq(closed, memtable));
                 counts.flushes += u64::from(!tables.is_empty());
@@ -721,7 +725,7 @@ impl State {
                 self.retired.push(Arc::clone(memtable));
                 self.keep_few_retired(options);
             }
-            Change::Merged { removed, level, added, parts } => {
+            TreeVersionChange::Merged { removed, level, added, parts } => {
                 counts.merges += 1;
                 counts.merged_bytes += bytes(added);
                 let index_bytes = added.iter().map(|table| table.index.bytes() as u64);
@@ -729,7 +733,7 @@ impl State {
                 let left = self.version.with_parts(parts);
                 self.version = Arc::new(left.with_merged(removed, *level, added.clone()));
             }
-            Change::Moved { table, level, moved } => {
+            TreeVersionChange::Moved { table, level, moved } => {
                 counts.moved_tables += 1;
                 let (removed, added) = ([Arc::clone(table)], vec![Arc::clone(moved)]);
                 self.version = Arc::new(self.version.with_merged(&removed, *level, added));
@@ -766,19 +770,19 @@ impl State {
 
 /// A right that a handle has. Dropping it gives it back.
 #[derive(Debug)]
-struct Held {
-    shard: Arc<Shard>,
-    right: Right,
+struct HeldRight {
+    shard: Arc<LsmShard>,
+    right: TreeRight,
 }
 
-impl Held {
-    fn begin(shard: &Arc<Shard>, right: Right) -> Option<Self> {
+impl HeldRight {
+    fn begin(shard: &Arc<LsmShard>, right: TreeRight) -> Option<Self> {
         let was_taken = std::mem::replace(&mut lock(&shard.state).taken[right as usize], true);
         (!was_taken).then(|| Self { shard: Arc::clone(shard), right })
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldRight {
     fn drop(&mut self) {
         lock(&self.shard.state).taken[self.right as usize] = false;
         self.shard.changed.raise();
@@ -787,27 +791,31 @@ impl Drop for Held {
 
 /// The right to flush. Dropping it gives it back.
 #[derive(Debug)]
-pub(super) struct Flushing {
-    _held: Held,
+pub(super) struct FlushRight {
+    _held: HeldRight,
 }
 
-impl Flushing {
+impl FlushRight {
     /// `tables`, whose keys do not overlap, take the place of a closed MemTable (V3).
-    pub(super) fn flushed(&self, memtable: &Arc<MemTable>, tables: Vec<Table>) -> Change {
+    pub(super) fn flushed(
+        &self,
+        memtable: &Arc<MemTable>,
+        tables: Vec<SsTable>,
+    ) -> TreeVersionChange {
         let tables = tables.into_iter().map(Arc::new).collect();
-        Change::Flushed { memtable: Arc::clone(memtable), tables }
+        TreeVersionChange::Flushed { memtable: Arc::clone(memtable), tables }
     }
 }
 
 /// A claim. Dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Claimed {
-    shard: Arc<Shard>,
+pub(super) struct ClaimGuard {
+    shard: Arc<LsmShard>,
     /// The lane of its jobs.
     pub(super) lane: u8,
 }
 
-impl Drop for Claimed {
+impl Drop for ClaimGuard {
     fn drop(&mut self) {
         lock(&self.shard.state).claims.remove(&self.lane);
         self.shard.changed.raise();
@@ -816,48 +824,53 @@ impl Drop for Claimed {
 
 /// The right to merge. Dropping it gives it back.
 #[derive(Debug)]
-pub(super) struct Merging {
+pub(super) struct CompactionRight {
     /// Its jobs on memory servers follow one another.
     pub(super) lane: u8,
     /// Nothing else merges.
-    _alone: Option<Held>,
+    _alone: Option<HeldRight>,
     /// Others merge other tables.
-    _beside: Option<Claimed>,
+    _beside: Option<ClaimGuard>,
 }
 
-impl Merging {
+impl CompactionRight {
     /// `added` takes the place of `removed`, in `level` (V3).
-    pub(super) fn merged(&self, removed: &[Arc<Table>], level: usize, added: Vec<Table>) -> Change {
+    pub(super) fn merged(
+        &self,
+        removed: &[Arc<SsTable>],
+        level: usize,
+        added: Vec<SsTable>,
+    ) -> TreeVersionChange {
         let added = added.into_iter().map(Arc::new).collect();
-        Change::Merged { removed: removed.to_vec(), level, added, parts: Vec::new() }
+        TreeVersionChange::Merged { removed: removed.to_vec(), level, added, parts: Vec::new() }
     }
 
     /// The same, with a part of each of `parts` in the place of the whole (S3).
     pub(super) fn merged_part(
         &self,
-        removed: Vec<Arc<Table>>,
+        removed: Vec<Arc<SsTable>>,
         level: usize,
-        output: Option<Table>,
-        parts: Vec<(Arc<Table>, Arc<Table>)>,
-    ) -> Change {
+        output: Option<SsTable>,
+        parts: Vec<(Arc<SsTable>, Arc<SsTable>)>,
+    ) -> TreeVersionChange {
         let added = output.into_iter().map(Arc::new).collect();
-        Change::Merged { removed, level, added, parts }
+        TreeVersionChange::Merged { removed, level, added, parts }
     }
 
     /// `table` goes to `level` as it is.
-    pub(super) fn moved(&self, table: &Arc<Table>, level: usize) -> Change {
+    pub(super) fn moved(&self, table: &Arc<SsTable>, level: usize) -> TreeVersionChange {
         let moved = Arc::new(table.in_level(level));
-        Change::Moved { table: Arc::clone(table), level, moved }
+        TreeVersionChange::Moved { table: Arc::clone(table), level, moved }
     }
 }
 
 /// The right to change the directory. Dropping it gives it back.
 #[derive(Debug)]
-pub(super) struct Editing(Held);
+pub(super) struct ManifestRight(HeldRight);
 
-impl Editing {
+impl ManifestRight {
     /// Notes a change before the directory is asked for it.
-    pub(super) fn begin(&self, change: Change) -> Arc<PendingChange> {
+    pub(super) fn begin(&self, change: TreeVersionChange) -> Arc<PendingChange> {
         let words = change.for_directory().encode();
         let mut state = lock(&self.0.shard.state);
         state.edit += 1;
@@ -883,7 +896,7 @@ impl Editing {
     }
 
     /// Changes the version alone.
-    pub(super) fn make_unlisted(&self, change: &Change) {
+    pub(super) fn make_unlisted(&self, change: &TreeVersionChange) {
         let mut state = lock(&self.0.shard.state);
         state.install(change, &self.0.shard.options);
         self.0.shard.promise_to(&state.version);
@@ -892,7 +905,7 @@ impl Editing {
     }
 
     /// Begins with what the directory has. `raises` the numbers, unless a planted bug keeps them.
-    pub(super) fn opened(&self, opened: Opened, raises: bool) -> Result<(), MemTableError> {
+    pub(super) fn opened(&self, opened: OpenedShard, raises: bool) -> Result<(), MemTableError> {
         let shard = &self.0.shard;
         let tables = || opened.levels.iter().flatten();
         let highest = tables().map(|table| table.meta.footer.highest).max().unwrap_or(0);
@@ -906,7 +919,7 @@ impl Editing {
         let clip = state.clip.clone();
         let mut version = TreeVersion::new(Arc::new(active), shard.options.levels, clip);
         version.levels = opened.levels;
-        state.lent = Lent::new(opened.lent);
+        state.lent = SharedSsTables::new(opened.lent);
         state.version = Arc::new(version);
         (state.epoch, state.edit) = (opened.epoch, opened.edit);
         (state.jobs, state.is_opening) = (0, false);
@@ -933,7 +946,7 @@ impl Editing {
         state.leaves = Some(std::mem::take(&mut state.epoch));
         (state.edit, state.pending) = (0, None);
         shard.needs.forget();
-        shard.promise(Takes::Nothing, 0);
+        shard.promise(Intake::Nothing, 0);
         shard.opened.store(0, Ordering::Release);
         drop(state);
         // The leases of its tables end.
@@ -949,12 +962,12 @@ impl Editing {
 
 /// An operation that waits for a right.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    shard: Arc<Shard>,
-    right: Right,
+pub(super) struct RightWaiter {
+    shard: Arc<LsmShard>,
+    right: TreeRight,
 }
 
-impl Drop for Waiting {
+impl Drop for RightWaiter {
     fn drop(&mut self) {
         lock(&self.shard.state).waiting[self.right as usize] -= 1;
         // Tasks that have left the right to it go on.
@@ -964,11 +977,11 @@ impl Drop for Waiting {
 
 /// A task that flushes and merges in the background.
 #[derive(Debug)]
-pub(super) struct AtWork {
-    shard: Arc<Shard>,
+pub(super) struct BackgroundTask {
+    shard: Arc<LsmShard>,
 }
 
-impl AtWork {
+impl BackgroundTask {
     /// Counts a failure, after which writers that wait try for themselves, and the tasks rest until
     /// `rest_until_ns`.
     pub(super) fn failed(&self, rest_until_ns: u64) {
@@ -984,7 +997,7 @@ impl AtWork {
     }
 }
 
-impl Drop for AtWork {
+impl Drop for BackgroundTask {
     fn drop(&mut self) {
         lock(&self.shard.state).workers -= 1;
         // Writers that wait for it do the work themselves.
@@ -992,6 +1005,6 @@ impl Drop for AtWork {
     }
 }
 
-fn written_bytes(table: &Table) -> u64 {
+fn written_bytes(table: &SsTable) -> u64 {
     u64::from(table.meta.footer.table_words()) * 8
 }

@@ -1,24 +1,24 @@
 //! Tests of the state that handles share.
 
 use super::DlsmOptions;
-use super::claim::Claim;
-use super::shard::{Right, Shard};
-use super::version::{Switched, Table, Takes};
+use super::claim::CompactionClaim;
+use super::shard::{LsmShard, TreeRight};
+use super::version::{Intake, SsTable, SwitchOutcome};
 use crate::remote::ExtentSpace;
 use farleaf_fabric::sync::Arc;
-use farleaf_page::table::{Builder, Index, IndexKind, KeyBuf, Kind};
+use farleaf_page::table::{IndexKind, KeyBuf, RecordKind, SsTableBuilder, SsTableIndex};
 
 /// Flushed MemTables that operations pinned were once kept beside a full set of closed ones.
 #[test]
 fn flushed_memtables_take_the_place_of_closed_ones() {
-    let shard = Arc::new(Shard::new(0, &DlsmOptions::default()).unwrap());
+    let shard = Arc::new(LsmShard::new(0, &DlsmOptions::default()).unwrap());
     let most = 1 + shard.options.most_immutables;
     let each = shard.local_bytes().0;
-    let flushing = Shard::begin_flush(&shard).unwrap();
-    let editing = Shard::begin_edit(&shard).unwrap();
+    let flushing = LsmShard::begin_flush(&shard).unwrap();
+    let editing = LsmShard::begin_edit(&shard).unwrap();
     let mut pinned = Vec::new();
     for _ in 0..3 {
-        while shard.switch(&shard.pin().active, Takes::Nothing).unwrap() == Switched::Here {
+        while shard.switch(&shard.pin().active, Intake::Nothing).unwrap() == SwitchOutcome::Here {
             pinned.push(shard.pin());
         }
         while let Some(oldest) = shard.pin().immutables.last() {
@@ -28,7 +28,7 @@ fn flushed_memtables_take_the_place_of_closed_ones() {
         assert!(shard.local_bytes().0 <= most as u64 * each);
     }
     for _ in 0..most {
-        let _ = shard.switch(&shard.pin().active, Takes::Nothing).unwrap();
+        let _ = shard.switch(&shard.pin().active, Intake::Nothing).unwrap();
         assert_eq!(shard.local_bytes().0, most as u64 * each);
     }
 }
@@ -38,12 +38,12 @@ fn flushed_memtables_take_the_place_of_closed_ones() {
 #[test]
 fn a_right_is_left_to_operations_that_wait_for_it() {
     let options = DlsmOptions { workers: 2, ..DlsmOptions::default() };
-    let shard = Arc::new(Shard::new(0, &options).unwrap());
+    let shard = Arc::new(LsmShard::new(0, &options).unwrap());
     let claim = |keys: [u64; 2], into| {
         let [smallest, largest] = keys.map(KeyBuf::from_number);
-        Claim { inputs: Vec::new(), into, keys: (smallest, largest) }
+        CompactionClaim { inputs: Vec::new(), into, keys: (smallest, largest) }
     };
-    let begin = |claim| Shard::begin_merge_of(&shard, claim, &[], Claim::conflicts);
+    let begin = |claim| LsmShard::begin_merge_of(&shard, claim, &[], CompactionClaim::conflicts);
     let merging = begin(claim([1, 4], 1)).unwrap();
     assert!(begin(claim([4, 9], 1)).is_none(), "both would write key 4");
     let other = begin(claim([4, 9], 2)).expect("another level");
@@ -51,28 +51,28 @@ fn a_right_is_left_to_operations_that_wait_for_it() {
     assert_ne!(merging.lane, other.lane);
     drop(other);
     drop(begin(claim([10, 11], 1)).expect("other keys"));
-    let waiting = Shard::begin_waiting(&shard, Right::Merge);
-    assert!(Shard::begin_merge(&shard).is_none(), "it is not alone");
+    let waiting = LsmShard::begin_waiting(&shard, TreeRight::Merge);
+    assert!(LsmShard::begin_merge(&shard).is_none(), "it is not alone");
     let seen = shard.changed.count();
     drop(merging);
     assert!(shard.changed.count() > seen, "the operation is woken");
     assert!(begin(claim([1, 4], 1)).is_none());
-    let flushing = Shard::begin_due(&shard, Right::Flush, Shard::begin_flush);
+    let flushing = LsmShard::begin_due(&shard, TreeRight::Flush, LsmShard::begin_flush);
     assert!(flushing.is_some(), "flushes go on beside it");
-    let alone = Shard::begin_merge(&shard).expect("they have gone");
+    let alone = LsmShard::begin_merge(&shard).expect("they have gone");
     drop(alone);
     let seen = shard.changed.count();
     drop(waiting);
     assert!(shard.changed.count() > seen, "the task is woken");
     assert!(begin(claim([1, 4], 1)).is_some());
-    let alone = Shard::begin_merge(&shard).unwrap();
+    let alone = LsmShard::begin_merge(&shard).unwrap();
     assert!(begin(claim([1, 4], 1)).is_none(), "one merges alone");
     drop(alone);
 }
 
-fn table(shard: &Shard, id: u64) -> Table {
-    let (mut builder, mut out) = (Builder::new(id, 0, IndexKind::Compact), Vec::new());
-    builder.add(KeyBuf::from_number(id).key(), 1, Kind::Value, b"", &mut out).unwrap();
+fn table(shard: &LsmShard, id: u64) -> SsTable {
+    let (mut builder, mut out) = (SsTableBuilder::new(id, 0, IndexKind::Compact), Vec::new());
+    builder.add(KeyBuf::from_number(id).key(), 1, RecordKind::Value, b"", &mut out).unwrap();
     let mut finishing = builder.finishing(1);
     let meta = loop {
         if let Some(meta) = finishing.step(1_000, &mut out) {
@@ -80,24 +80,24 @@ fn table(shard: &Shard, id: u64) -> Table {
         }
     };
     let sections = out[meta.footer.data_words as usize..].to_vec();
-    let index = Arc::new(Index::open(sections, id).unwrap());
+    let index = Arc::new(SsTableIndex::open(sections, id).unwrap());
     let lease = Arc::new(ExtentSpace::lease_at(&shard.space, &[]).unwrap());
-    Table { meta, index, lease }
+    SsTable { meta, index, lease }
 }
 
 /// Two tasks picked a table, and one moved it to the next level before the other claimed it.
 /// The other once moved it again, because the version had its id: then it was there twice.
 #[test]
 fn a_table_that_has_moved_is_not_claimed_where_it_was() {
-    let shard = Arc::new(Shard::new(0, &DlsmOptions::default()).unwrap());
-    let editing = Shard::begin_edit(&shard).unwrap();
-    let merging = Shard::begin_merge(&shard).unwrap();
+    let shard = Arc::new(LsmShard::new(0, &DlsmOptions::default()).unwrap());
+    let editing = LsmShard::begin_edit(&shard).unwrap();
+    let merging = LsmShard::begin_merge(&shard).unwrap();
     editing.make_unlisted(&merging.merged(&[], 1, vec![table(&shard, 7)]));
     drop(merging);
-    let begin = |picked: &[Vec<Arc<Table>>], into| {
+    let begin = |picked: &[Vec<Arc<SsTable>>], into| {
         let keys = (KeyBuf::from_number(7), KeyBuf::from_number(7));
-        let claim = Claim { inputs: vec![7], into, keys };
-        Shard::begin_merge_of(&shard, claim, picked, Claim::conflicts)
+        let claim = CompactionClaim { inputs: vec![7], into, keys };
+        LsmShard::begin_merge_of(&shard, claim, picked, CompactionClaim::conflicts)
     };
     let picked = [shard.pin().levels[1].clone()];
     let merging = begin(&picked, 2).expect("it is in level 1");

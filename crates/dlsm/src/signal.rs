@@ -15,10 +15,10 @@ use std::task::{Context, Poll, Waker};
 
 /// A count of changes, and the tasks that wait for the next one.
 #[derive(Debug, Default)]
-pub(super) struct Signal(Mutex<Waiting>);
+pub(super) struct Signal(Mutex<SignalWaiters>);
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct SignalWaiters {
     raised: u64,
     asleep: Vec<Waker>,
 }

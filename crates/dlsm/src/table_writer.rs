@@ -3,13 +3,16 @@
 //! *Thread safety*: belongs to one operation.
 
 use super::handle::DlsmIndex;
-use super::version::Table;
+use super::version::SsTable;
 use crate::remote::{ExtentUse, ExtentWriter, TRANSFER_WORDS};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
-use farleaf_page::table::{Builder, ExtentRun, Index, IndexKind, Key, Kind, MergeError, Refused};
+use farleaf_page::table::{
+    ExtentRun, IndexKind, MergeError, RecordKind, RefusedRecord, SsTableBuilder, SsTableIndex,
+    TableKey,
+};
 
 /// Keys of a new index between two chances for other tasks: some 100 µs.
 const STEP_KEYS: usize = 4_096;
@@ -17,7 +20,7 @@ const STEP_KEYS: usize = 4_096;
 /// A table that is being written.
 pub(super) struct TableWriter<'h, F: Fabric, L: Layout> {
     index: &'h DlsmIndex<F, L>,
-    pub(super) builder: Builder,
+    pub(super) builder: SsTableBuilder,
     /// Words of the table that are not written yet.
     pub(super) out: Vec<u64>,
     extents: ExtentWriter<'h, F, L>,
@@ -31,7 +34,7 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
         let shard = &index.shard;
         Self {
             index,
-            builder: Builder::new(shard.table_id(), 0, shard.options.index),
+            builder: SsTableBuilder::new(shard.table_id(), 0, shard.options.index),
             out: Vec::new(),
             extents: index.extents.writer_for(purpose),
             purpose,
@@ -48,11 +51,11 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
     /// Appends a record.
     pub(super) fn add(
         &mut self,
-        key: Key<'_>,
+        key: TableKey<'_>,
         sequence: u64,
-        kind: Kind,
+        kind: RecordKind,
         value: &[u8],
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedRecord> {
         self.builder.add(key, sequence, kind, value, &mut self.out)
     }
 
@@ -87,7 +90,7 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
 
     /// Writes the rest, waits until everything has landed (F1), and opens the table. `None` if it
     /// has no records.
-    pub(super) async fn finish(mut self, level: u8) -> Result<Option<Table>, IndexError> {
+    pub(super) async fn finish(mut self, level: u8) -> Result<Option<SsTable>, IndexError> {
         self.charge().await;
         let Self { index, builder, mut out, mut extents, .. } = self;
         let id = builder.table();
@@ -109,8 +112,8 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
                 _ => meta.extents.push(ExtentRun { first: extent, count: 1 }),
             }
         }
-        match Index::open(sections, id) {
-            Ok(index) => Ok(Some(Table { meta, index: Arc::new(index), lease: Arc::new(lease) })),
+        match SsTableIndex::open(sections, id) {
+            Ok(index) => Ok(Some(SsTable { meta, index: Arc::new(index), lease: Arc::new(lease) })),
             Err(_) => Err(IndexError::InvalidArgument("the index of a new table does not open")),
         }
     }
@@ -118,7 +121,7 @@ impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
 
 /// The error of a table that cannot take a record. MemTables take no such records, and no table of
 /// theirs is so large.
-pub(super) fn refused(_: Refused) -> IndexError {
+pub(super) fn refused(_: RefusedRecord) -> IndexError {
     IndexError::InvalidArgument("a table cannot take a record; use smaller MemTables")
 }
 

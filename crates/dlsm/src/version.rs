@@ -12,16 +12,17 @@
 //! *Thread safety*: plain values; shared as they are.
 
 use super::MemTable;
-use crate::remote::Lease;
+use crate::remote::ExtentLease;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Arc;
 use farleaf_page::table::{
-    Clip, Damaged, ExtentRun, Index, Key, KeyBuf, Meta, Placed, VersionChange,
+    Clip, DamagedSsTable, ExtentRun, KeyBuf, Placed, SsTableIndex, SsTableMeta, TableKey,
+    VersionChange,
 };
 
 /// What the active MemTable takes, by the memory that there is for its flush and for merges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Takes {
+pub(super) enum Intake {
     /// Nothing: it has no extents for its flush.
     Nothing,
     /// Operations after which the merged tree has no more bytes than before.
@@ -32,7 +33,7 @@ pub(super) enum Takes {
 
 /// What became of a MemTable that no longer takes writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Switched {
+pub(super) enum SwitchOutcome {
     /// This call added the next one.
     Here,
     /// Another call did.
@@ -45,27 +46,31 @@ pub(super) enum Switched {
 
 /// A table in the memory pool, as its compute server knows it.
 #[derive(Debug)]
-pub(super) struct Table {
-    pub(super) meta: Meta,
-    pub(super) index: Arc<Index>,
+pub(super) struct SsTable {
+    pub(super) meta: SsTableMeta,
+    pub(super) index: Arc<SsTableIndex>,
     /// Where it lies. Its extents are given back when no version has the table (K2).
-    pub(super) lease: Arc<Lease>,
+    pub(super) lease: Arc<ExtentLease>,
 }
 
-impl Table {
+impl SsTable {
     pub(super) fn id(&self) -> u64 {
         self.meta.footer.table
     }
 
     /// The same table, as a part of another level.
     pub(super) fn in_level(&self, level: usize) -> Self {
-        let meta = Meta { level: level as u8, ..self.meta.clone() };
+        let meta = SsTableMeta { level: level as u8, ..self.meta.clone() };
         Self { meta, index: Arc::clone(&self.index), lease: Arc::clone(&self.lease) }
     }
 
     /// The table without the keys below `next`, which is one of its own, and without the extents
     /// that have nothing else, unless `is_shared`: other shards use all of them (S3).
-    pub(super) fn starting_at(&self, next: &KeyBuf, is_shared: bool) -> Result<Self, Damaged> {
+    pub(super) fn starting_at(
+        &self,
+        next: &KeyBuf,
+        is_shared: bool,
+    ) -> Result<Self, DamagedSsTable> {
         let words = self.index.seek(next.key())?;
         let lease = match is_shared || self.lease.is_borrowed() {
             true => Arc::clone(&self.lease),
@@ -73,7 +78,7 @@ impl Table {
         };
         let from = Clip { lower: Some(next.clone()), upper: None };
         let run = |(first, count)| ExtentRun { first, count };
-        let meta = Meta {
+        let meta = SsTableMeta {
             smallest: next.clone(),
             clip: self.meta.clip.within(&from),
             extents: lease.runs().into_iter().map(run).collect(),
@@ -97,7 +102,7 @@ impl Table {
     fn placed(&self) -> Placed {
         let skipped = self.lease.skipped_bytes();
         let pieces = self.pieces((skipped + self.lease.bytes()) / 8).into_iter();
-        let meta = Meta { extents: Vec::new(), ..self.meta.clone() };
+        let meta = SsTableMeta { extents: Vec::new(), ..self.meta.clone() };
         Placed { meta, pieces: pieces.map(|(at, words)| (at.to_bits(), words * 8)).collect() }
     }
 
@@ -109,37 +114,37 @@ impl Table {
 
 /// A change of a version.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(super) enum TreeVersionChange {
     /// Tables take the place of a MemTable, in level 0.
     Flushed {
         /// The MemTable, which is closed.
         memtable: Arc<MemTable>,
         /// The tables.
-        tables: Vec<Arc<Table>>,
+        tables: Vec<Arc<SsTable>>,
     },
     /// Tables take the place of others.
     Merged {
         /// The others.
-        removed: Vec<Arc<Table>>,
+        removed: Vec<Arc<SsTable>>,
         /// The level of the new ones, which is not level 0.
         level: usize,
         /// The new ones.
-        added: Vec<Arc<Table>>,
+        added: Vec<Arc<SsTable>>,
         /// Tables of which a part was merged, with what is left of each, in its level.
-        parts: Vec<(Arc<Table>, Arc<Table>)>,
+        parts: Vec<(Arc<SsTable>, Arc<SsTable>)>,
     },
     /// A table goes to another level.
     Moved {
         /// The table.
-        table: Arc<Table>,
+        table: Arc<SsTable>,
         /// The level, which is not level 0.
         level: usize,
         /// The table as a part of that level.
-        moved: Arc<Table>,
+        moved: Arc<SsTable>,
     },
 }
 
-impl Change {
+impl TreeVersionChange {
     /// Whether it neither adds nor takes away tables: the directory knows nothing of it.
     pub(super) fn is_of_memory(&self) -> bool {
         match self {
@@ -175,11 +180,11 @@ pub(super) struct TreeVersion {
     /// The MemTable that is written to.
     pub(super) active: Arc<MemTable>,
     /// What that one takes.
-    pub(super) takes: Takes,
+    pub(super) takes: Intake,
     /// Closed ones, the newest first.
     pub(super) immutables: Vec<Arc<MemTable>>,
     /// Level 0, the newest table first, then the others, whose tables ascend and do not overlap.
-    pub(super) levels: Vec<Vec<Arc<Table>>>,
+    pub(super) levels: Vec<Vec<Arc<SsTable>>>,
     /// The keys of the tree. Its tables can have others, which are not its own any more.
     pub(super) clip: Clip,
 }
@@ -187,11 +192,11 @@ pub(super) struct TreeVersion {
 impl TreeVersion {
     pub(super) fn new(active: Arc<MemTable>, levels: usize, clip: Clip) -> Self {
         let levels = vec![Vec::new(); levels + 1];
-        Self { active, takes: Takes::Nothing, immutables: Vec::new(), levels, clip }
+        Self { active, takes: Intake::Nothing, immutables: Vec::new(), levels, clip }
     }
 
     /// Whether a table has only keys of the tree, in the tree's own memory.
-    pub(super) fn owns_all_of(&self, table: &Table) -> bool {
+    pub(super) fn owns_all_of(&self, table: &SsTable) -> bool {
         let meta = &table.meta;
         let is_within = |key: &KeyBuf| self.clip.has(key.key());
         is_within(&meta.smallest) && is_within(&meta.largest) && !table.lease.is_borrowed()
@@ -203,17 +208,17 @@ impl TreeVersion {
     }
 
     /// All tables, level by level.
-    pub(super) fn tables(&self) -> impl Iterator<Item = &Arc<Table>> {
+    pub(super) fn tables(&self) -> impl Iterator<Item = &Arc<SsTable>> {
         self.levels.iter().flatten()
     }
 
     /// The tables that may have `key`, in the order in which they are asked (V4).
     pub(super) fn tables_with<'v>(
         &'v self,
-        key: Key<'v>,
-    ) -> impl Iterator<Item = &'v Arc<Table>> + 'v {
+        key: TableKey<'v>,
+    ) -> impl Iterator<Item = &'v Arc<SsTable>> + 'v {
         let (level0, others) = self.levels.split_first().expect("there is a level 0");
-        let in_level = move |tables: &'v Vec<Arc<Table>>| {
+        let in_level = move |tables: &'v Vec<Arc<SsTable>>| {
             tables.get(tables.partition_point(|table| table.meta.largest.key() < key))
         };
         let asked = level0.iter().chain(others.iter().filter_map(in_level));
@@ -221,7 +226,7 @@ impl TreeVersion {
     }
 
     /// The same version with parts of tables in the place of the whole ones.
-    pub(super) fn with_parts(&self, parts: &[(Arc<Table>, Arc<Table>)]) -> Self {
+    pub(super) fn with_parts(&self, parts: &[(Arc<SsTable>, Arc<SsTable>)]) -> Self {
         let mut next = self.clone();
         for table in next.levels.iter_mut().flatten() {
             if let Some((_, part)) = parts.iter().find(|(whole, _)| Arc::ptr_eq(whole, table)) {
@@ -234,18 +239,18 @@ impl TreeVersion {
     /// The same version without these tables, and with `added` in `level`, which is not level 0.
     pub(super) fn with_merged(
         &self,
-        removed: &[Arc<Table>],
+        removed: &[Arc<SsTable>],
         level: usize,
-        added: Vec<Arc<Table>>,
+        added: Vec<Arc<SsTable>>,
     ) -> Self {
         let mut next = self.clone();
-        let is_removed = |table: &Arc<Table>| removed.iter().any(|gone| Arc::ptr_eq(gone, table));
+        let is_removed = |table: &Arc<SsTable>| removed.iter().any(|gone| Arc::ptr_eq(gone, table));
         for tables in &mut next.levels {
             tables.retain(|table| !is_removed(table));
         }
         next.levels[level].extend(added);
         next.levels[level].sort_by(|one, other| one.meta.smallest.cmp(&other.meta.smallest));
-        let apart = |pair: &[Arc<Table>]| pair[0].meta.largest < pair[1].meta.smallest;
+        let apart = |pair: &[Arc<SsTable>]| pair[0].meta.largest < pair[1].meta.smallest;
         debug_assert!(next.levels[level].windows(2).all(apart), "tables of a level overlap");
         next
     }

@@ -3,17 +3,17 @@
 //! *Thread safety*: that of the handle.
 
 use super::handle::DlsmIndex;
-use super::memtable::{Edit, MemTable, Step};
-use super::version::{Switched, Takes};
+use super::memtable::{EditStep, MemTable, MemTableEdit};
+use super::version::{Intake, SwitchOutcome};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Section, Work};
-use farleaf_index::{Action, Answer, IndexError, LeafEdit};
+use farleaf_index::{EditAction, EditAnswer, IndexError, LeafEdit};
 use farleaf_page::Layout;
 use farleaf_page::rules::BELOW_SETTLED;
 
 /// What an operation needs before it goes on.
-enum Next {
-    Ended(Answer<Vec<u8>>),
+enum WriteStep {
+    Ended(EditAnswer<Vec<u8>>),
     Below,
     OtherTable,
     Contended,
@@ -24,67 +24,67 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn change(
         &self,
         edit: LeafEdit<&[u8], &[u8]>,
-    ) -> Result<Answer<Vec<u8>>, IndexError> {
+    ) -> Result<EditAnswer<Vec<u8>>, IndexError> {
         let LeafEdit { key, action } = edit;
         let options = &self.shard.options.memtable;
-        if let Action::CompareExchange(expected, _) = action {
+        if let EditAction::CompareExchange(expected, _) = action {
             options.check(key.len(), expected.len())?;
         }
-        let mut edit = Edit::new(key, action, options)?;
+        let mut edit = MemTableEdit::new(key, action, options)?;
         if self.shard.options.write_queue {
             self.fabric().charge(Work::Enter(Section::WriteQueue)).await;
         }
         let mut writer = self.writer().await?;
         self.fabric().charge(Work::SearchMemTable).await;
-        let (mut wait, mut least) = (None, Takes::Everything);
+        let (mut wait, mut least) = (None, Intake::Everything);
         loop {
             let version = self.shard.pin();
             if version.takes < least {
                 let takes = version.takes;
                 drop(version); // merges give back nothing that it has
                 if self.admit(takes, (key, &action), &mut wait).await? {
-                    least = Takes::Shrinking;
+                    least = Intake::Shrinking;
                 }
                 continue;
             }
-            least = Takes::Everything;
+            least = Intake::Everything;
             let table = &version.active;
             let next = loop {
                 let link = match edit.step(table, &mut writer) {
-                    Step::Link(pending) => {
+                    EditStep::Link(pending) => {
                         // The number is taken: in the simulator others overtake here.
                         self.fabric().charge(Work::ChangeNode).await;
                         pending.link()
                     }
-                    Step::Done(answer) => break Next::Ended(answer),
-                    Step::NeedBelow => break Next::Below,
-                    Step::Again => continue,
-                    Step::Closed => break Next::OtherTable,
-                    Step::Contended => break Next::Contended,
+                    EditStep::Done(answer) => break WriteStep::Ended(answer),
+                    EditStep::NeedBelow => break WriteStep::Below,
+                    EditStep::Again => continue,
+                    EditStep::Closed => break WriteStep::OtherTable,
+                    EditStep::Contended => break WriteStep::Contended,
                 };
                 match edit.linked(link) {
-                    Step::Again => {}
-                    Step::Done(answer) => break Next::Ended(answer),
-                    Step::Closed => break Next::OtherTable,
-                    _ => break Next::Contended,
+                    EditStep::Again => {}
+                    EditStep::Done(answer) => break WriteStep::Ended(answer),
+                    EditStep::Closed => break WriteStep::OtherTable,
+                    _ => break WriteStep::Contended,
                 }
             };
             match next {
-                Next::Ended(answer) => return Ok(answer),
-                Next::Below => {
+                WriteStep::Ended(answer) => return Ok(answer),
+                WriteStep::Below => {
                     if !self.fabric().breaks(BELOW_SETTLED) {
                         self.until_settled(table.first() - 1).await?; // Q5
                     }
                     let value = self.value_below(&version, key).await?;
                     edit.found_below(table, value);
                 }
-                Next::OtherTable => {
+                WriteStep::OtherTable => {
                     let table = Arc::clone(table);
                     // Flushes and merges free nothing that this version has.
                     drop(version);
                     self.replace(&table).await?;
                 }
-                Next::Contended => return Err(IndexError::Contended { retries: 0 }),
+                WriteStep::Contended => return Err(IndexError::Contended { retries: 0 }),
             }
         }
     }
@@ -97,35 +97,35 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let mut is_stalled = false;
         loop {
             let seen = self.shard.changed.count();
-            let switched = self.shard.switch(full, Takes::Everything)?;
+            let switched = self.shard.switch(full, Intake::Everything)?;
             let (workers, _) = self.shard.workers();
-            if switched == Switched::NoRoom && !std::mem::replace(&mut is_stalled, true) {
+            if switched == SwitchOutcome::NoRoom && !std::mem::replace(&mut is_stalled, true) {
                 self.shard.count_stall();
             }
             match switched {
-                Switched::Before => return Ok(()),
-                Switched::Here if workers > 0 => return Ok(()),
-                Switched::Here => {
+                SwitchOutcome::Before => return Ok(()),
+                SwitchOutcome::Here if workers > 0 => return Ok(()),
+                SwitchOutcome::Here => {
                     // If it fails, there is still room. The next one tries again.
                     let _ = self.work().await;
                     return Ok(());
                 }
-                Switched::NoSpace if wait.works_itself(&self.shard) => {
+                SwitchOutcome::NoSpace if wait.works_itself(&self.shard) => {
                     if !self.own_next().await? {
                         self.close_in_full_pool(full)?;
                     }
                 }
-                Switched::NoSpace if self.shard.needs.is_refused() => {
+                SwitchOutcome::NoSpace if self.shard.needs.is_refused() => {
                     self.close_in_full_pool(full)?;
                 }
-                Switched::NoSpace => {
+                SwitchOutcome::NoSpace => {
                     self.shard.ask_for_room();
                     wait.for_change(&self.shard, seen).await?;
                 }
-                Switched::NoRoom if wait.works_itself(&self.shard) => {
+                SwitchOutcome::NoRoom if wait.works_itself(&self.shard) => {
                     // A merge may fail although the flush before it has made room.
                     let worked = self.work().await;
-                    if self.shard.switch(full, Takes::Everything)? != Switched::NoRoom {
+                    if self.shard.switch(full, Intake::Everything)? != SwitchOutcome::NoRoom {
                         continue;
                     }
                     match worked {
@@ -141,15 +141,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                         Ok(_) => {}
                     }
                 }
-                Switched::NoRoom => wait.for_change(&self.shard, seen).await?,
+                SwitchOutcome::NoRoom => wait.for_change(&self.shard, seen).await?,
             }
         }
     }
 
     /// Makes another MemTable the active one than `full`, which takes what there is memory for.
     pub(super) fn close_in_full_pool(&self, full: &Arc<MemTable>) -> Result<(), IndexError> {
-        if self.shard.switch(full, Takes::Shrinking)? == Switched::NoSpace {
-            self.shard.switch(full, Takes::Nothing)?;
+        if self.shard.switch(full, Intake::Shrinking)? == SwitchOutcome::NoSpace {
+            self.shard.switch(full, Intake::Nothing)?;
         }
         Ok(())
     }

@@ -6,18 +6,18 @@
 //!
 //! *Thread safety*: any number of threads; a mutex with no other inside.
 
-use super::{Seat, Sequences, Writer};
+use super::{MemTableWriter, Sequences, WriterSlot};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use std::collections::BTreeMap;
 
 /// Writers that are idle, by shard.
 #[derive(Debug)]
-pub(super) struct Writers {
+pub(super) struct IdleWriters {
     sequences: Arc<Sequences>,
-    idle: Mutex<BTreeMap<u64, Vec<Writer>>>,
+    idle: Mutex<BTreeMap<u64, Vec<MemTableWriter>>>,
 }
 
-impl Writers {
+impl IdleWriters {
     /// A counter of numbers with seats for this many writers.
     pub(super) fn new(seats: usize) -> Self {
         Self { sequences: Arc::new(Sequences::new(seats)), idle: Mutex::default() }
@@ -29,14 +29,15 @@ impl Writers {
 
     /// A writer for an operation on `shard`. `None` if all seats are taken. A new writer gets a
     /// random number from `seed`.
-    pub(super) fn take(&self, shard: u64, seed: impl FnOnce() -> u64) -> Option<Writer> {
+    pub(super) fn take(&self, shard: u64, seed: impl FnOnce() -> u64) -> Option<MemTableWriter> {
         let own = lock(&self.idle).get_mut(&shard).and_then(Vec::pop);
-        let writer = own.or_else(|| Some(Writer::new(Seat::take(&self.sequences)?, seed())));
+        let writer =
+            own.or_else(|| Some(MemTableWriter::new(WriterSlot::take(&self.sequences)?, seed())));
         writer.or_else(|| lock(&self.idle).values_mut().find_map(Vec::pop))
     }
 
     /// Takes back a writer that an operation on `shard` had.
-    pub(super) fn give(&self, shard: u64, writer: Writer) {
+    pub(super) fn give(&self, shard: u64, writer: MemTableWriter) {
         lock(&self.idle).entry(shard).or_default().push(writer);
     }
 }
@@ -47,7 +48,7 @@ mod tests {
 
     #[test]
     fn idle_writers_of_other_shards_keep_no_seat() {
-        let writers = Writers::new(2);
+        let writers = IdleWriters::new(2);
         let [one, two] = [1, 2].map(|seed| writers.take(7, || seed).unwrap());
         assert!(writers.take(8, || 3).is_none(), "both seats are taken");
         writers.give(7, one);

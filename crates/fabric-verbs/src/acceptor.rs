@@ -7,48 +7,48 @@
 //!
 //! *Thread safety*: one thread.
 
-use crate::bring_up::{Control, End, Lent};
-use crate::lane::Lane;
+use crate::bring_up::{AccessibleMemory, ConnectionEnd, Control};
+use crate::lane::ServerLane;
 use crate::objects::Registration;
-use farleaf_fabric::handshake::{Gather, Identity, Refusal, draw_epoch};
+use farleaf_fabric::handshake::{HandshakeRefusal, MessageAssembler, PeerIdentity, draw_epoch};
 use farleaf_fabric::listener::{
-    Acceptor, Admitted, Greeting, LISTENER, Listener, Place, WAKE, place_of,
+    Acceptor, AcceptorPlace, Admitted, Greeting, LISTENER, Listener, WAKE, place_of,
 };
-use farleaf_fabric::provider::{Gate, Heard, WakeFd, next_message};
+use farleaf_fabric::provider::{ConnectionGate, SocketRead, WakeFd, next_message};
 use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use std::io::{self, Write};
 use std::net::TcpListener;
 
 /// State that the acceptor shares with the handle of its server.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct AcceptorShared {
     pub(crate) listener: Arc<Listener>,
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) lanes: Vec<ServerLane>,
     pub(crate) memory: Registration,
     pub(crate) wake: WakeFd,
     pub(crate) stopped: AtomicBool,
 }
 
-impl Shared {
+impl AcceptorShared {
     /// The region's key, address and size, which endpoints need to access it.
-    pub(crate) fn lent(&self) -> Lent {
+    pub(crate) fn lent(&self) -> AccessibleMemory {
         let memory = &self.memory;
         let bytes = memory.region().bytes() as u64;
-        Lent { rkey: memory.rkey, base: memory.address(), bytes }
+        AccessibleMemory { rkey: memory.rkey, base: memory.address(), bytes }
     }
 }
 
 /// An admitted endpoint.
 #[derive(Debug)]
 struct Guest {
-    gate: Arc<Gate>,
-    gather: Gather,
+    gate: Arc<ConnectionGate>,
+    gather: MessageAssembler,
     /// Its lane and the number of its queue pair, once it has sent its offer.
     pair: Option<(usize, u32)>,
 }
 
 impl Admitted for Guest {
-    fn gate(&self) -> &Arc<Gate> {
+    fn gate(&self) -> &Arc<ConnectionGate> {
         &self.gate
     }
 
@@ -60,12 +60,12 @@ impl Admitted for Guest {
 #[derive(Debug)]
 pub(crate) struct QueuePairAcceptor {
     acceptor: Acceptor<Guest>,
-    shared: Arc<Shared>,
+    shared: Arc<AcceptorShared>,
     next_lane: usize,
 }
 
 impl QueuePairAcceptor {
-    pub(crate) fn new(socket: TcpListener, shared: &Arc<Shared>) -> io::Result<Self> {
+    pub(crate) fn new(socket: TcpListener, shared: &Arc<AcceptorShared>) -> io::Result<Self> {
         let acceptor = Acceptor::new(&shared.listener, Some(socket), &shared.wake)?;
         Ok(Self { acceptor, shared: Arc::clone(shared), next_lane: 0 })
     }
@@ -88,7 +88,7 @@ impl QueuePairAcceptor {
         }
     }
 
-    fn close(&mut self, place: Place) {
+    fn close(&mut self, place: AcceptorPlace) {
         if let Some(Guest { pair: Some((lane, pair)), .. }) = self.acceptor.close(place) {
             self.shared.lanes[lane].close(pair);
         }
@@ -96,7 +96,7 @@ impl QueuePairAcceptor {
 
     /// Destroys the queue pairs behind closed gates, and closes their connections except the one at
     /// `except`.
-    fn sweep(&mut self, except: Place) {
+    fn sweep(&mut self, except: AcceptorPlace) {
         for place in self.acceptor.shut_out() {
             if place != except {
                 self.close(place);
@@ -109,7 +109,7 @@ impl QueuePairAcceptor {
     }
 
     /// Handles an event on a socket.
-    fn visit(&mut self, place: Place) {
+    fn visit(&mut self, place: AcceptorPlace) {
         match self.acceptor.hear(place) {
             Greeting::Pending | Greeting::Ended => return,
             Greeting::Admitted => {}
@@ -121,9 +121,9 @@ impl QueuePairAcceptor {
         }
         while let Some((socket, guest)) = self.acceptor.admitted(place) {
             let message = match next_message(socket, &mut guest.gather) {
-                Heard::Message(message) => message,
-                Heard::Nothing => return,
-                Heard::End => return self.close(place),
+                SocketRead::Message(message) => message,
+                SocketRead::Nothing => return,
+                SocketRead::End => return self.close(place),
             };
             let stays = match (guest.is_settled(), Control::decode(&message)) {
                 (false, Some(Control::Offer(end))) => self.connect(place, end),
@@ -140,22 +140,26 @@ impl QueuePairAcceptor {
 
     /// Admits a peer that has proven itself, after the queue pair of its last connection is gone.
     /// Returns whether its connection is still open.
-    fn let_in(&mut self, place: Place, peer: Identity, fences: u64) -> bool {
+    fn let_in(&mut self, place: AcceptorPlace, peer: PeerIdentity, fences: u64) -> bool {
         let Some((gate, fences)) = self.acceptor.admit(place, peer, fences) else { return false };
         self.sweep(place);
-        self.acceptor.welcome(place, fences, Guest { gate, gather: Gather::default(), pair: None })
+        self.acceptor.welcome(
+            place,
+            fences,
+            Guest { gate, gather: MessageAssembler::default(), pair: None },
+        )
     }
 
     /// Sends one message. Returns whether the connection is still open. If a socket has no room for
     /// the message, its peer does not read, so the connection is closed.
-    fn say(&mut self, place: Place, message: &[u8]) -> bool {
+    fn say(&mut self, place: AcceptorPlace, message: &[u8]) -> bool {
         let admitted = self.acceptor.admitted(place);
         admitted.is_some_and(|(socket, _)| socket.write_all(message).is_ok())
     }
 
     /// Connects a new queue pair to that of an admitted endpoint. Returns whether its connection is
     /// still open.
-    fn connect(&mut self, place: Place, peer: End) -> bool {
+    fn connect(&mut self, place: AcceptorPlace, peer: ConnectionEnd) -> bool {
         let Some((_, guest)) = self.acceptor.admitted(place) else { return false };
         let Ok(psn) = draw_epoch() else { return false };
         let lane = self.next_lane % self.shared.lanes.len();
@@ -168,14 +172,14 @@ impl QueuePairAcceptor {
                 self.say(place, &answer)
             }
             Err(_) => {
-                self.say(place, &Refusal::Full.message());
+                self.say(place, &HandshakeRefusal::Full.message());
                 false
             }
         }
     }
 
     /// Fences a compute server. Returns whether the requesting connection is still open.
-    fn fence(&mut self, place: Place, id: u64, compute_server: u16) -> bool {
+    fn fence(&mut self, place: AcceptorPlace, id: u64, compute_server: u16) -> bool {
         self.shared.listener.gates.fence(compute_server);
         self.sweep(place);
         let said = self.say(place, &Control::Fenced { id }.encode());

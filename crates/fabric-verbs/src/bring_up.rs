@@ -18,15 +18,15 @@ use farleaf_fabric::handshake::{HandshakeMessage, MESSAGE_BYTES};
 /// The kind of network under a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Link {
+pub(crate) enum NetworkKind {
     InfiniBand = 1,
     Ethernet = 2,
 }
 
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct End {
-    pub(crate) link: Link,
+pub(crate) struct ConnectionEnd {
+    pub(crate) link: NetworkKind,
     /// Code of the maximum packet size (MTU).
     pub(crate) mtu: u8,
     /// Number of READs and atomics that it serves at a time.
@@ -40,7 +40,7 @@ pub(crate) struct End {
 
 /// The memory that a server makes accessible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lent {
+pub(crate) struct AccessibleMemory {
     pub(crate) rkey: u32,
     pub(crate) base: u64,
     pub(crate) bytes: u64,
@@ -50,9 +50,9 @@ pub(crate) struct Lent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
     /// An endpoint requests a connection.
-    Offer(End),
+    Offer(ConnectionEnd),
     /// The server's pair is connected and its memory is accessible.
-    Answer(End, Lent),
+    Answer(ConnectionEnd, AccessibleMemory),
     /// Fence `compute_server`.
     Fence { id: u64, compute_server: u16 },
     /// The fence is complete.
@@ -64,7 +64,7 @@ const ANSWER: u8 = 2;
 const FENCE: u8 = 3;
 const FENCED: u8 = 4;
 
-fn put_end(message: &mut HandshakeMessage, end: &End) {
+fn put_end(message: &mut HandshakeMessage, end: &ConnectionEnd) {
     message[1] = end.link as u8;
     message[2] = end.mtu;
     message[3] = end.reads;
@@ -74,10 +74,10 @@ fn put_end(message: &mut HandshakeMessage, end: &End) {
     message[16..32].copy_from_slice(&end.gid);
 }
 
-fn take_end(message: &HandshakeMessage) -> Option<End> {
+fn take_end(message: &HandshakeMessage) -> Option<ConnectionEnd> {
     let link = match message[1] {
-        1 => Link::InfiniBand,
-        2 => Link::Ethernet,
+        1 => NetworkKind::InfiniBand,
+        2 => NetworkKind::Ethernet,
         _ => return None,
     };
     let word = |at: usize| u32::from_le_bytes(message[at..at + 4].try_into().expect("4 bytes"));
@@ -85,7 +85,7 @@ fn take_end(message: &HandshakeMessage) -> Option<End> {
     if pair >> 24 != 0 || psn >> 24 != 0 || !(1..=5).contains(&message[2]) {
         return None;
     }
-    Some(End {
+    Some(ConnectionEnd {
         link,
         mtu: message[2],
         reads: message[3],
@@ -131,7 +131,7 @@ impl Control {
             OFFER => take_end(message).map(Self::Offer),
             ANSWER => {
                 let rkey = u32::from_le_bytes(message[32..36].try_into().expect("4 bytes"));
-                let lent = Lent { rkey, base: word(40), bytes: word(48) };
+                let lent = AccessibleMemory { rkey, base: word(40), bytes: word(48) };
                 // Addresses inside the memory must not wrap around.
                 lent.base.checked_add(lent.bytes)?;
                 take_end(message).map(|end| Self::Answer(end, lent))
@@ -150,8 +150,8 @@ impl Control {
 mod tests {
     use super::*;
 
-    const END: End = End {
-        link: Link::Ethernet,
+    const END: ConnectionEnd = ConnectionEnd {
+        link: NetworkKind::Ethernet,
         mtu: 5,
         reads: 16,
         lid: 0x1234,
@@ -162,10 +162,10 @@ mod tests {
 
     #[test]
     fn what_is_said_is_understood() {
-        let lent = Lent { rkey: 0x8765_4321, base: 0x7fff_0000_1000, bytes: 1 << 40 };
+        let lent = AccessibleMemory { rkey: 0x8765_4321, base: 0x7fff_0000_1000, bytes: 1 << 40 };
         for said in [
             Control::Offer(END),
-            Control::Offer(End { link: Link::InfiniBand, ..END }),
+            Control::Offer(ConnectionEnd { link: NetworkKind::InfiniBand, ..END }),
             Control::Answer(END, lent),
             Control::Fence { id: u64::MAX - 3, compute_server: 0xfedc },
             Control::Fenced { id: 77 },
@@ -183,7 +183,7 @@ mod tests {
             message[at] = byte;
             assert_eq!(Control::decode(&message), None, "byte {at}");
         }
-        let lent = Lent { rkey: 1, base: u64::MAX - 10, bytes: 4096 };
+        let lent = AccessibleMemory { rkey: 1, base: u64::MAX - 10, bytes: 4096 };
         assert_eq!(Control::decode(&Control::Answer(END, lent).encode()), None, "it wraps");
     }
 }

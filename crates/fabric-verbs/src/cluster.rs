@@ -3,14 +3,14 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::device::{Adapter, DeviceChoice, Missing, RetryTimers};
+use crate::device::{Adapter, DeviceChoice, RdmaUnavailable, RetryTimers};
 use crate::endpoint::{Verbs, VerbsDriver};
-use crate::memory::Memory;
+use crate::memory::ClusterRegistrations;
 use crate::server::{VerbsServer, VerbsServerConfig, WINDOW};
 use farleaf_fabric::endpoint::{
     EndpointCluster, Peers, PeersConfig, ServerStarts, start_on_loopback,
 };
-use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, RpcService, ServerId};
 use std::io;
@@ -62,17 +62,17 @@ impl Default for VerbsConfig {
 
 /// The state that all endpoints of a cluster share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct VerbsClusterShared {
     pub(crate) config: VerbsConfig,
     pub(crate) peers: Peers,
     pub(crate) adapter: Adapter,
-    pub(crate) memory: Memory,
+    pub(crate) memory: ClusterRegistrations,
 }
 
 /// Memory servers over RDMA, seen from their clients.
 #[derive(Debug)]
 pub struct VerbsCluster {
-    shared: Arc<Shared>,
+    shared: Arc<VerbsClusterShared>,
     /// The servers that the provider has started; empty if they run elsewhere.
     servers: Vec<VerbsServer>,
 }
@@ -83,20 +83,21 @@ impl VerbsCluster {
     /// something to send there.
     ///
     /// # Errors
-    /// [`Missing`], which states in one line what is missing for RDMA.
+    /// [`RdmaUnavailable`], which states in one line what is missing for RDMA.
     pub fn connect(
         addresses: Vec<SocketAddr>,
         token: &Token,
         config: VerbsConfig,
-    ) -> Result<Self, Missing> {
+    ) -> Result<Self, RdmaUnavailable> {
         let adapter = Adapter::open(&config.device)?;
         let servers = PeersConfig {
-            role: Role::MemoryServer,
+            role: PeerRole::MemoryServer,
             starts: ServerStarts::Once,
             connect_timeout_ns: config.connect_timeout_ns,
         };
         let peers = Peers::new(addresses, token, servers);
-        let shared = Shared { config, peers, adapter, memory: Memory::default() };
+        let shared =
+            VerbsClusterShared { config, peers, adapter, memory: ClusterRegistrations::default() };
         Ok(Self { shared: Arc::new(shared), servers: Vec::new() })
     }
 
@@ -143,7 +144,7 @@ impl Provider for VerbsConfig {
 impl EndpointCluster for VerbsCluster {
     type Transport = Verbs;
 
-    fn shared(&self) -> &Arc<Shared> {
+    fn shared(&self) -> &Arc<VerbsClusterShared> {
         &self.shared
     }
 

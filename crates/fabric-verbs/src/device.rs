@@ -2,9 +2,9 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::bring_up::{End, Link};
+use crate::bring_up::{ConnectionEnd, NetworkKind};
 use crate::ffi;
-use crate::objects::{Context, Domain, Library, QueuePair, Registration};
+use crate::objects::{DeviceContext, Domain, Library, QueuePair, Registration};
 use farleaf_fabric::Region;
 use farleaf_fabric::sync::Arc;
 use std::fs;
@@ -35,7 +35,7 @@ impl Default for DeviceChoice {
 /// Why RDMA cannot be used here; each message fits in one line.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum Missing {
+pub enum RdmaUnavailable {
     /// libibverbs cannot be loaded.
     #[error(
         "no RDMA: {library} cannot be loaded ({why}); Debian has it in libibverbs1 and ibverbs-providers"
@@ -108,15 +108,15 @@ pub enum Missing {
     },
 }
 
-impl From<Missing> for io::Error {
-    fn from(missing: Missing) -> Self {
+impl From<RdmaUnavailable> for io::Error {
+    fn from(missing: RdmaUnavailable) -> Self {
         Self::other(missing)
     }
 }
 
 /// A usable device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct UsableDevice {
     /// The device's name.
     pub device: String,
     /// Number of its port.
@@ -128,18 +128,18 @@ pub struct Found {
 /// Checks whether RDMA can be used here with `bytes` bytes of registered memory.
 ///
 /// # Errors
-/// [`Missing`], which states in one line what is missing.
-pub fn probe(choice: &DeviceChoice, bytes: usize) -> Result<Found, Missing> {
+/// [`RdmaUnavailable`], which states in one line what is missing.
+pub fn probe(choice: &DeviceChoice, bytes: usize) -> Result<UsableDevice, RdmaUnavailable> {
     let adapter = Adapter::open(choice)?;
     let region = Region::new(bytes.next_multiple_of(4096).max(4096));
-    let broken = |why| Missing::Broken {
+    let broken = |why| RdmaUnavailable::Broken {
         device: adapter.context().name.clone(),
         what: "memory for a trial",
         why: io::Error::other(why),
     };
     let region = region.map_err(broken)?;
     adapter.register(Arc::new(region), false)?;
-    Ok(Found {
+    Ok(UsableDevice {
         device: adapter.context().name.clone(),
         port: adapter.port,
         address: Ipv6Addr::from(adapter.gid),
@@ -148,7 +148,7 @@ pub fn probe(choice: &DeviceChoice, bytes: usize) -> Result<Found, Missing> {
 
 /// The device's limits that matter here.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct DeviceLimits {
     /// Maximum number of requests in one queue.
     pub(crate) requests: usize,
     /// Maximum number of completions in one queue.
@@ -167,21 +167,21 @@ pub(crate) struct Limits {
 #[derive(Debug)]
 pub(crate) struct Adapter {
     pub(crate) domain: Arc<Domain>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: DeviceLimits,
     port: u8,
     gid_index: u8,
     gid: [u8; 16],
     lid: u16,
     mtu: u8,
-    link: Link,
+    link: NetworkKind,
 }
 
 impl Adapter {
-    pub(crate) fn open(choice: &DeviceChoice) -> Result<Self, Missing> {
+    pub(crate) fn open(choice: &DeviceChoice) -> Result<Self, RdmaUnavailable> {
         let library = Library::load(&choice.library)
-            .map_err(|why| Missing::Library { library: choice.library.clone(), why })?;
+            .map_err(|why| RdmaUnavailable::Library { library: choice.library.clone(), why })?;
         let wanted = choice.device.as_deref();
-        let opened = library.open(wanted).map_err(|why| Missing::Broken {
+        let opened = library.open(wanted).map_err(|why| RdmaUnavailable::Broken {
             device: wanted.unwrap_or("the first device").into(),
             what: "opening",
             why,
@@ -190,35 +190,37 @@ impl Adapter {
         let device = context.name.clone();
         let broken = |what| {
             let device = device.clone();
-            move |why| Missing::Broken { device, what, why }
+            move |why| RdmaUnavailable::Broken { device, what, why }
         };
         let context = Arc::new(context);
         let can = context.attributes().map_err(broken("the attributes"))?;
         if can.atomic_cap == ffi::ATOMIC_NONE {
-            return Err(Missing::Atomics { device });
+            return Err(RdmaUnavailable::Atomics { device });
         }
         let port = context.port(choice.port).map_err(broken("the port"))?;
         if port.state != ffi::PORT_ACTIVE {
-            return Err(Missing::Port { device, port: choice.port });
+            return Err(RdmaUnavailable::Port { device, port: choice.port });
         }
         let link = match port.link_layer {
-            ffi::LINK_LAYER_INFINIBAND => Link::InfiniBand,
-            _ => Link::Ethernet,
+            ffi::LINK_LAYER_INFINIBAND => NetworkKind::InfiniBand,
+            _ => NetworkKind::Ethernet,
         };
         let index = match (choice.address_index, link) {
             (Some(index), _) => Some(index),
-            (None, Link::InfiniBand) => Some(0),
-            (None, Link::Ethernet) => choose_address(&addresses(&context, choice.port, &port)),
+            (None, NetworkKind::InfiniBand) => Some(0),
+            (None, NetworkKind::Ethernet) => {
+                choose_address(&addresses(&context, choice.port, &port))
+            }
         };
         let index = index.and_then(|index| u8::try_from(index).ok());
         let Some(gid_index) = index else {
-            return Err(Missing::Address { device, port: choice.port });
+            return Err(RdmaUnavailable::Address { device, port: choice.port });
         };
         let gid = context.gid(choice.port, gid_index.into()).map_err(broken("the address"))?;
         let domain = Domain::new(&context).map_err(broken("a protection domain"))?;
         let count = |of_device: i32| usize::try_from(of_device).unwrap_or(0);
         let few = |of_device: i32| u8::try_from(of_device.clamp(1, 128)).unwrap_or(1);
-        let limits = Limits {
+        let limits = DeviceLimits {
             requests: count(can.max_qp_wr),
             completions: count(can.max_cqe),
             shared_receives: count(can.max_srq_wr),
@@ -230,7 +232,7 @@ impl Adapter {
         Ok(Self { domain, limits, port: choice.port, gid_index, gid, lid: port.lid, mtu, link })
     }
 
-    pub(crate) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<DeviceContext> {
         self.domain.context()
     }
 
@@ -239,17 +241,17 @@ impl Adapter {
         &self,
         region: Arc<Region>,
         shared: bool,
-    ) -> Result<Registration, Missing> {
+    ) -> Result<Registration, RdmaUnavailable> {
         let bytes = region.bytes();
         Registration::new(&self.domain, region, shared).map_err(|why| {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
-            Missing::LockedMemory { bytes, limit: limit.current, why }
+            RdmaUnavailable::LockedMemory { bytes, limit: limit.current, why }
         })
     }
 
     /// The description of `pair` that the other side needs; its packet numbers start at `psn`.
-    pub(crate) fn end(&self, pair: &QueuePair, psn: u32) -> End {
-        End {
+    pub(crate) fn end(&self, pair: &QueuePair, psn: u32) -> ConnectionEnd {
+        ConnectionEnd {
             link: self.link,
             mtu: self.mtu,
             reads: self.limits.served_reads,
@@ -264,8 +266,8 @@ impl Adapter {
     pub(crate) fn connect(
         &self,
         pair: &QueuePair,
-        own: End,
-        peer: End,
+        own: ConnectionEnd,
+        peer: ConnectionEnd,
         retry_timers: RetryTimers,
         serves: bool,
     ) -> io::Result<()> {
@@ -288,7 +290,7 @@ impl Adapter {
             sgid_index: self.gid_index,
             hop_limit: 64,
             dlid: peer.lid,
-            is_global: u8::from(self.link == Link::Ethernet),
+            is_global: u8::from(self.link == NetworkKind::Ethernet),
             port_num: self.port,
             ..Default::default()
         };
@@ -352,10 +354,10 @@ impl Default for RetryTimers {
     }
 }
 
-fn no_device(wanted: Option<&str>, there: Vec<String>) -> Missing {
+fn no_device(wanted: Option<&str>, there: Vec<String>) -> RdmaUnavailable {
     match wanted {
-        Some(name) if !there.is_empty() => Missing::Device { name: name.into(), there },
-        _ => Missing::AnyDevice,
+        Some(name) if !there.is_empty() => RdmaUnavailable::Device { name: name.into(), there },
+        _ => RdmaUnavailable::AnyDevice,
     }
 }
 
@@ -369,7 +371,7 @@ struct Address {
 
 /// The port's addresses. Only sysfs gives the type of each address in all versions of the kernel
 /// and the library.
-fn addresses(context: &Context, port: u8, of_port: &ffi::PortAttr) -> Vec<Address> {
+fn addresses(context: &DeviceContext, port: u8, of_port: &ffi::PortAttr) -> Vec<Address> {
     let count = u32::try_from(of_port.gid_tbl_len).unwrap_or(0).min(256);
     let of_index = |index| {
         let device = &context.name;
@@ -398,7 +400,7 @@ mod tests {
         let library = "libibverbs-that-nobody-has.so.1".to_owned();
         let choice = DeviceChoice { library, ..DeviceChoice::default() };
         let missing = probe(&choice, 4096).unwrap_err();
-        assert!(matches!(missing, Missing::Library { .. }), "{missing}");
+        assert!(matches!(missing, RdmaUnavailable::Library { .. }), "{missing}");
         let line = missing.to_string();
         assert!(line.contains("libibverbs-that-nobody-has.so.1") && !line.contains('\n'), "{line}");
     }
@@ -411,16 +413,16 @@ mod tests {
             fs::read_dir("/sys/class/infiniband").is_ok_and(|mut d| d.next().is_some());
         match probe(&DeviceChoice::default(), 1 << 20) {
             Ok(found) => assert!(has_device, "{found:?} out of nothing"),
-            Err(Missing::Library { .. }) => {}
-            Err(Missing::AnyDevice) => assert!(!has_device),
+            Err(RdmaUnavailable::Library { .. }) => {}
+            Err(RdmaUnavailable::AnyDevice) => assert!(!has_device),
             Err(other) => assert!(has_device, "{other}"),
         }
     }
 
     #[test]
     fn missing_devices_are_told_apart() {
-        assert!(matches!(no_device(None, Vec::new()), Missing::AnyDevice));
-        assert!(matches!(no_device(Some("mlx5_9"), Vec::new()), Missing::AnyDevice));
+        assert!(matches!(no_device(None, Vec::new()), RdmaUnavailable::AnyDevice));
+        assert!(matches!(no_device(Some("mlx5_9"), Vec::new()), RdmaUnavailable::AnyDevice));
         let there = vec!["mlx5_0".to_owned(), "rxe0".to_owned()];
         let missing = no_device(Some("mlx5_9"), there);
         assert_eq!(missing.to_string(), "no RDMA: there is no device mlx5_9, only mlx5_0, rxe0");
@@ -429,7 +431,7 @@ mod tests {
     #[test]
     fn a_limit_of_locked_memory_is_told() {
         let why = io::Error::from_raw_os_error(12);
-        let missing = Missing::LockedMemory { bytes: 1 << 30, limit: Some(65_536), why };
+        let missing = RdmaUnavailable::LockedMemory { bytes: 1 << 30, limit: Some(65_536), why };
         let line = missing.to_string();
         assert!(line.contains("1073741824 bytes") && line.contains("65536 bytes"), "{line}");
     }

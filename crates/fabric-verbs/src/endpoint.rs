@@ -2,18 +2,18 @@
 //!
 //! *Thread safety*: one thread.
 
-use crate::cluster::Shared;
-use crate::link::Queues;
-use crate::memory::Known;
+use crate::cluster::VerbsClusterShared;
+use crate::link::ServerQueues;
+use crate::memory::KnownRegistrations;
 use crate::objects::Channel;
 use farleaf_fabric::any::AnyTransport;
-use farleaf_fabric::endpoint::dial::{Dialled, Dials, reset_link};
+use farleaf_fabric::endpoint::dial::{DialledLink, Dials, reset_link};
 use farleaf_fabric::endpoint::{
-    Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Peers, Reactor, Settings, Slot,
-    Transport,
+    ClientReactor, Endpoint, EndpointDriver, EndpointInner, EndpointOp, Looks, NoHeldRead, OpSlot,
+    Peers, Settings, Transport,
 };
-use farleaf_fabric::handshake::{Identity, Role};
-use farleaf_fabric::provider::{Body, Clock};
+use farleaf_fabric::handshake::{PeerIdentity, PeerRole};
+use farleaf_fabric::provider::{Body, ClusterClock};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Buffer, BufferPool, FabricError, Message, ServerId};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -31,8 +31,8 @@ const LINGER_TURN: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// The transport: operations executed by RDMA devices.
 #[derive(Debug)]
 pub struct Verbs {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) known: RefCell<Known>,
+    pub(crate) shared: Arc<VerbsClusterShared>,
+    pub(crate) known: RefCell<KnownRegistrations>,
     /// The destinations of the results of atomics: one word for each operation that may be in
     /// flight.
     words: BufferPool,
@@ -40,7 +40,7 @@ pub struct Verbs {
 
 /// Progress of an operation.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct VerbsProgress {
     /// The word where the device puts an atomic's result.
     pub(crate) found: Option<Buffer>,
     /// Number of bytes of a call's request that have been put into messages.
@@ -56,7 +56,7 @@ pub struct Progress {
 pub type VerbsFabric = Endpoint<Verbs>;
 
 /// A posted operation over RDMA.
-pub type VerbsOp<T> = Op<T, Verbs>;
+pub type VerbsOp<T> = EndpointOp<T, Verbs>;
 
 /// Drives the endpoints of one thread; give it to an [`farleaf_fabric::executor::Executor`].
 pub type VerbsDriver = EndpointDriver<Verbs>;
@@ -68,17 +68,17 @@ impl AnyTransport for Verbs {
 }
 
 impl Transport for Verbs {
-    type Cluster = Shared;
+    type Cluster = VerbsClusterShared;
     type Error = io::Error;
     type Source = Arc<Channel>;
-    type Progress = Progress;
-    type Link = Dialled<Queues>;
+    type Progress = VerbsProgress;
+    type Link = DialledLink<ServerQueues>;
     type HeldRead = NoHeldRead;
 
-    fn settings(shared: &Shared) -> Settings {
+    fn settings(shared: &VerbsClusterShared) -> Settings {
         let config = &shared.config;
         Settings {
-            role: Role::ComputeServer,
+            role: PeerRole::ComputeServer,
             memory_servers: shared.peers.count(),
             depth: config.depth,
             timeout_ns: config.timeout_ns,
@@ -86,16 +86,20 @@ impl Transport for Verbs {
         }
     }
 
-    fn looks(shared: &Shared) -> Looks {
+    fn looks(shared: &VerbsClusterShared) -> Looks {
         let before_waiting = shared.config.looks_before_waiting;
         Looks { before_waiting, in_memory: true, unheard: 1, short_wait_ns: 0 }
     }
 
-    fn clock(shared: &Shared) -> &Clock {
+    fn clock(shared: &VerbsClusterShared) -> &ClusterClock {
         shared.peers.clock()
     }
 
-    fn source(shared: &Shared, epoll: &OwnedFd, token: u64) -> io::Result<Arc<Channel>> {
+    fn source(
+        shared: &VerbsClusterShared,
+        epoll: &OwnedFd,
+        token: u64,
+    ) -> io::Result<Arc<Channel>> {
         let channel = Channel::new(shared.adapter.context())?;
         let data = epoll::EventData::new_u64(token);
         epoll::add(epoll, &*channel, data, epoll::EventFlags::IN)?;
@@ -107,19 +111,19 @@ impl Transport for Verbs {
     }
 
     fn open(
-        shared: &Arc<Shared>,
-        _: &Reactor<Self>,
-        _: Identity,
+        shared: &Arc<VerbsClusterShared>,
+        _: &ClientReactor<Self>,
+        _: PeerIdentity,
         _: u64,
-    ) -> io::Result<(Self, Vec<Dialled<Queues>>)> {
+    ) -> io::Result<(Self, Vec<DialledLink<ServerQueues>>)> {
         let words = BufferPool::new(shared.config.depth, 8).map_err(io::Error::other)?;
-        let link = |server| Dialled::new(ServerId::new(server), Queues::default());
+        let link = |server| DialledLink::new(ServerId::new(server), ServerQueues::default());
         let links = (0..shared.peers.count()).map(link).collect();
         Ok((Self { shared: Arc::clone(shared), known: RefCell::default(), words }, links))
     }
 
-    fn begin(&self, body: &Body) -> Result<Progress, FabricError> {
-        let mut progress = Progress::default();
+    fn begin(&self, body: &Body) -> Result<VerbsProgress, FabricError> {
+        let mut progress = VerbsProgress::default();
         if let Body::CompareSwap { .. } | Body::FetchAdd { .. } = body {
             // There is a word for each operation that may be in flight.
             let word = self.words.take(8).ok_or(FabricError::NoBuffer { bytes: 8 })?;
@@ -129,16 +133,19 @@ impl Transport for Verbs {
     }
 
     /// The device may still access a verb's buffer.
-    fn breaks_off(&self, slot: &Slot<Progress>) -> bool {
+    fn breaks_off(&self, slot: &OpSlot<VerbsProgress>) -> bool {
         slot.body.is_verb()
     }
 
-    async fn reset(endpoint: &Rc<Inner<Self>>, server: ServerId) -> Result<(), FabricError> {
+    async fn reset(
+        endpoint: &Rc<EndpointInner<Self>>,
+        server: ServerId,
+    ) -> Result<(), FabricError> {
         reset_link(endpoint, server).await
     }
 
     /// Gives posted operations time to complete.
-    fn linger(endpoint: &Inner<Self>) {
+    fn linger(endpoint: &EndpointInner<Self>) {
         if std::thread::panicking() {
             return;
         }

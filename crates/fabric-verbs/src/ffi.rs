@@ -31,7 +31,7 @@ pub(crate) type PostRecv = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut 
 
 /// An open device. The functions of the data path are not exported; this table has them.
 #[repr(C)]
-pub(crate) struct Context {
+pub(crate) struct IbvContext {
     device: *mut Device,
     before_poll_cq: [*mut c_void; 11],
     pub(crate) poll_cq: Option<PollCq>,
@@ -45,12 +45,12 @@ pub(crate) struct Context {
     cmd_fd: c_int,
     async_fd: c_int,
 }
-const _: () = assert!(offset_of!(Context, poll_cq) == 8 + 88);
-const _: () = assert!(offset_of!(Context, notify_cq) == 8 + 96);
-const _: () = assert!(offset_of!(Context, post_srq_recv) == 8 + 160);
-const _: () = assert!(offset_of!(Context, post_send) == 8 + 200);
-const _: () = assert!(offset_of!(Context, post_recv) == 8 + 208);
-const _: () = assert!(offset_of!(Context, cmd_fd) == 264);
+const _: () = assert!(offset_of!(IbvContext, poll_cq) == 8 + 88);
+const _: () = assert!(offset_of!(IbvContext, notify_cq) == 8 + 96);
+const _: () = assert!(offset_of!(IbvContext, post_srq_recv) == 8 + 160);
+const _: () = assert!(offset_of!(IbvContext, post_send) == 8 + 200);
+const _: () = assert!(offset_of!(IbvContext, post_recv) == 8 + 208);
+const _: () = assert!(offset_of!(IbvContext, cmd_fd) == 264);
 
 /// Attributes of a device.
 #[repr(C, align(8))]
@@ -107,7 +107,7 @@ pub(crate) const ATOMIC_NONE: c_int = 0;
 /// Registered memory.
 #[repr(C)]
 pub(crate) struct Mr {
-    context: *mut Context,
+    context: *mut IbvContext,
     pd: *mut Pd,
     addr: *mut c_void,
     length: usize,
@@ -122,7 +122,7 @@ const _: () = assert!(offset_of!(Mr, rkey) == 40);
 /// The channel that reports events of completion queues.
 #[repr(C)]
 pub(crate) struct CompChannel {
-    context: *mut Context,
+    context: *mut IbvContext,
     pub(crate) fd: c_int,
     refcnt: c_int,
 }
@@ -182,7 +182,7 @@ pub(crate) struct SendWr {
     pub(crate) opcode: c_int,
     pub(crate) send_flags: u32,
     pub(crate) imm_data: u32,
-    pub(crate) remote: Remote,
+    pub(crate) remote: RemoteAddress,
     pub(crate) after_remote: [u64; 7],
 }
 const _: () = assert!(size_of::<SendWr>() == 128);
@@ -197,18 +197,18 @@ impl SendWr {
         opcode: 0,
         send_flags: 0,
         imm_data: 0,
-        remote: Remote { rdma: RemoteRdma { addr: 0, rkey: 0 } },
+        remote: RemoteAddress { rdma: RemoteRdma { addr: 0, rkey: 0 } },
         after_remote: [0; 7],
     };
 }
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) union Remote {
+pub(crate) union RemoteAddress {
     pub(crate) rdma: RemoteRdma,
     pub(crate) atomic: RemoteAtomic,
 }
-const _: () = assert!(size_of::<Remote>() == 32);
+const _: () = assert!(size_of::<RemoteAddress>() == 32);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -393,19 +393,19 @@ functions! {
     get_device_list: "ibv_get_device_list", fn(*mut c_int) -> *mut *mut Device;
     free_device_list: "ibv_free_device_list", fn(*mut *mut Device);
     get_device_name: "ibv_get_device_name", fn(*mut Device) -> *const c_char;
-    open_device: "ibv_open_device", fn(*mut Device) -> *mut Context;
-    close_device: "ibv_close_device", fn(*mut Context) -> c_int;
-    query_device: "ibv_query_device", fn(*mut Context, *mut DeviceAttr) -> c_int;
-    query_port: "ibv_query_port", fn(*mut Context, u8, *mut PortAttr) -> c_int;
-    query_gid: "ibv_query_gid", fn(*mut Context, u8, c_int, *mut [u8; 16]) -> c_int;
-    alloc_pd: "ibv_alloc_pd", fn(*mut Context) -> *mut Pd;
+    open_device: "ibv_open_device", fn(*mut Device) -> *mut IbvContext;
+    close_device: "ibv_close_device", fn(*mut IbvContext) -> c_int;
+    query_device: "ibv_query_device", fn(*mut IbvContext, *mut DeviceAttr) -> c_int;
+    query_port: "ibv_query_port", fn(*mut IbvContext, u8, *mut PortAttr) -> c_int;
+    query_gid: "ibv_query_gid", fn(*mut IbvContext, u8, c_int, *mut [u8; 16]) -> c_int;
+    alloc_pd: "ibv_alloc_pd", fn(*mut IbvContext) -> *mut Pd;
     dealloc_pd: "ibv_dealloc_pd", fn(*mut Pd) -> c_int;
     reg_mr: "ibv_reg_mr", fn(*mut Pd, *mut c_void, usize, c_int) -> *mut Mr;
     dereg_mr: "ibv_dereg_mr", fn(*mut Mr) -> c_int;
-    create_comp_channel: "ibv_create_comp_channel", fn(*mut Context) -> *mut CompChannel;
+    create_comp_channel: "ibv_create_comp_channel", fn(*mut IbvContext) -> *mut CompChannel;
     destroy_comp_channel: "ibv_destroy_comp_channel", fn(*mut CompChannel) -> c_int;
     create_cq: "ibv_create_cq",
-        fn(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
+        fn(*mut IbvContext, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
     destroy_cq: "ibv_destroy_cq", fn(*mut Cq) -> c_int;
     get_cq_event: "ibv_get_cq_event",
         fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;

@@ -9,14 +9,16 @@
 //! A call of a pair that is gone is not answered. lane.N5. When an endpoint has been shut out, the
 //! lane's thread is not carrying out a call of it (F9, F10).
 //!
-//! *Thread safety*: [`Lane::serve`] runs on one thread; any thread may call the rest.
+//! *Thread safety*: [`ServerLane::serve`] runs on one thread; any thread may call the rest.
 
-use crate::bring_up::End;
-use crate::device::{Adapter, Missing, RetryTimers};
+use crate::bring_up::ConnectionEnd;
+use crate::device::{Adapter, RdmaUnavailable, RetryTimers};
 use crate::ffi::Wc;
-use crate::objects::{Batch, Channel, Completions, Operation, QueuePair, Room, SharedReceives};
-use crate::piece::{Header, Kind, PIECE_BYTES};
-use crate::places::Places;
+use crate::objects::{
+    Channel, Completions, QueueCapacity, QueuePair, RequestBatch, RequestOperation, SharedReceives,
+};
+use crate::piece::{MessageKind, PIECE_BYTES, PieceHeader};
+use crate::places::BufferPlaces;
 use farleaf_fabric::provider::WakeFd;
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{InlineCpu, MAX_MESSAGE_BYTES, Message, RpcService, now_or_never};
@@ -32,12 +34,12 @@ const COMPLETIONS: usize = 32;
 const READY: usize = 256;
 /// Maximum time to wait for a call of an endpoint that is shut out. If the call takes longer, its
 /// thread has panicked.
-const LONGEST_CALL: Duration = Duration::from_secs(5);
+const MAX_CALL: Duration = Duration::from_secs(5);
 /// Bit that marks a SEND in a work request's id; without it, the id is that of a receive.
 const SENT: u64 = 1 << 63;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum MessagePlace {
     /// The device may put a message there.
     Lent,
     /// A thread is handling its message.
@@ -47,7 +49,7 @@ enum Place {
 }
 
 #[derive(Debug)]
-struct Session {
+struct LaneSession {
     pair: QueuePair,
     /// Distinguishes the session from an earlier one with the same pair number.
     serial: u64,
@@ -62,7 +64,7 @@ struct Session {
 
 /// A received message.
 #[derive(Clone, Copy, Debug)]
-struct Ready {
+struct ReceivedMessage {
     place: usize,
     pair: u32,
     bytes: usize,
@@ -70,7 +72,7 @@ struct Ready {
 
 /// A complete request.
 #[derive(Debug)]
-struct Call {
+struct CompleteRequest {
     place: usize,
     pair: u32,
     serial: u64,
@@ -80,22 +82,22 @@ struct Call {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    sessions: BTreeMap<u32, Session>,
+struct LaneState {
+    sessions: BTreeMap<u32, LaneSession>,
     /// Each chunk has the places of one session.
-    chunks: Vec<Places>,
-    places: Vec<(u32, Place)>,
+    chunks: Vec<BufferPlaces>,
+    places: Vec<(u32, MessagePlace)>,
     /// Number of places that the sessions need.
     needed: usize,
-    ready: VecDeque<Ready>,
-    batch: Batch,
+    ready: VecDeque<ReceivedMessage>,
+    batch: RequestBatch,
     serials: u64,
     /// The serial of the session whose call the lane's thread is executing.
     carried_out: Option<u64>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct ServerLane {
     adapter: Arc<Adapter>,
     channel: Arc<Channel>,
     completions: Arc<Completions>,
@@ -106,14 +108,14 @@ pub(crate) struct Lane {
     /// Limit on sessions.
     sessions: usize,
     retry_timers: RetryTimers,
-    state: Mutex<State>,
+    state: Mutex<LaneState>,
     /// Signalled when a call has been executed.
     ended: Condvar,
     stopped: AtomicBool,
     requests: AtomicU64,
 }
 
-impl Lane {
+impl ServerLane {
     /// Creates a lane for `sessions` endpoints, or for fewer if the device has no room for so many.
     pub(crate) fn new(
         adapter: &Arc<Adapter>,
@@ -157,20 +159,25 @@ impl Lane {
     }
 
     /// Connects an endpoint to a new queue pair; returns the pair's end, for the endpoint.
-    pub(crate) fn open(&self, peer: End, psn: u32, compute_server: u16) -> io::Result<End> {
+    pub(crate) fn open(
+        &self,
+        peer: ConnectionEnd,
+        psn: u32,
+        compute_server: u16,
+    ) -> io::Result<ConnectionEnd> {
         let mut state = lock(&self.state);
         if state.sessions.len() >= self.sessions {
             return Err(io::Error::other("the lane has reached its limit of endpoints"));
         }
         self.lend_more(&mut state)?;
-        let room = Room { sends: 2 * self.window, receives: 0 };
+        let room = QueueCapacity { sends: 2 * self.window, receives: 0 };
         let receives = Some(Arc::clone(&self.receives));
         let pair = QueuePair::new(&self.adapter.domain, &self.completions, receives, room)?;
         let own = self.adapter.end(&pair, psn);
         self.adapter.connect(&pair, own, peer, self.retry_timers, true)?;
         state.serials += 1;
         state.needed += 2 * self.window;
-        let session = Session {
+        let session = LaneSession {
             pair,
             serial: state.serials,
             compute_server,
@@ -183,25 +190,25 @@ impl Lane {
     }
 
     /// Adds places for one more session, unless there are enough already.
-    fn lend_more(&self, state: &mut State) -> Result<(), Missing> {
+    fn lend_more(&self, state: &mut LaneState) -> Result<(), RdmaUnavailable> {
         let count = 2 * self.window;
         if state.places.len() >= state.needed + count {
             return Ok(());
         }
-        state.chunks.push(Places::new(&self.adapter, count)?);
+        state.chunks.push(BufferPlaces::new(&self.adapter, count)?);
         for _ in 0..count {
-            state.places.push((0, Place::Working));
+            state.places.push((0, MessagePlace::Working));
             self.lend(state, state.places.len() - 1);
         }
         Ok(())
     }
 
     /// Lends a place to the device.
-    fn lend(&self, state: &mut State, place: usize) {
+    fn lend(&self, state: &mut LaneState, place: usize) {
         let (chunk, within) = (place / (2 * self.window), place % (2 * self.window));
         let (generation, holder) = &mut state.places[place];
         *generation = generation.wrapping_add(1) & (u32::MAX >> 1);
-        *holder = Place::Lent;
+        *holder = MessagePlace::Lent;
         let posted = self.receives.post(state.chunks[chunk].whole(within), place as u64);
         // The queue has room for all places, and the memory is registered.
         debug_assert!(posted.is_ok(), "lending a place: {posted:?}");
@@ -224,16 +231,16 @@ impl Lane {
         state.ready = stay;
         gone.iter().for_each(|ready| self.lend(state, ready.place));
         for place in 0..state.places.len() {
-            if state.places[place].1 == (Place::Sending { pair }) {
+            if state.places[place].1 == (MessagePlace::Sending { pair }) {
                 self.lend(state, place);
             }
         }
-        let is_under_way = |state: &mut State| state.carried_out == Some(serial);
-        drop(self.ended.wait_timeout_while(guard, LONGEST_CALL, is_under_way));
+        let is_under_way = |state: &mut LaneState| state.carried_out == Some(serial);
+        drop(self.ended.wait_timeout_while(guard, MAX_CALL, is_under_way));
         self.wake.wake();
     }
 
-    /// Ends [`Lane::serve`].
+    /// Ends [`ServerLane::serve`].
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.wake.wake();
@@ -252,7 +259,7 @@ impl Lane {
     }
 
     /// The next call, or `None` once the lane has been stopped.
-    fn next(&self) -> Option<Call> {
+    fn next(&self) -> Option<CompleteRequest> {
         let mut armed = false;
         while !self.stopped.load(Ordering::Acquire) {
             let mut state = lock(&self.state);
@@ -291,7 +298,7 @@ impl Lane {
     }
 
     /// Takes completions until none are left, or until `enough` messages wait.
-    fn take_completions(&self, state: &mut State, enough: usize) {
+    fn take_completions(&self, state: &mut LaneState, enough: usize) {
         let mut found = [Wc::default(); COMPLETIONS];
         while state.ready.len() < enough {
             let count =
@@ -299,10 +306,10 @@ impl Lane {
             for done in &found[..count] {
                 let place = done.wr_id as u32 as usize;
                 if done.wr_id & SENT == 0 {
-                    state.places[place].1 = Place::Working;
+                    state.places[place].1 = MessagePlace::Working;
                     if done.status == 0 && state.sessions.contains_key(&done.qp_num) {
                         let (pair, bytes) = (done.qp_num, done.byte_len as usize);
-                        state.ready.push_back(Ready { place, pair, bytes });
+                        state.ready.push_back(ReceivedMessage { place, pair, bytes });
                     } else {
                         self.lend(state, place);
                     }
@@ -310,7 +317,7 @@ impl Lane {
                 }
                 let (generation, holder) = state.places[place];
                 let is_current = u64::from(generation) == (done.wr_id & !SENT) >> 32;
-                if let Place::Sending { pair } = holder
+                if let MessagePlace::Sending { pair } = holder
                     && is_current
                 {
                     if let Some(session) = state.sessions.get_mut(&pair) {
@@ -326,8 +333,8 @@ impl Lane {
     }
 
     /// Handles a message. Returns a complete request, or answers the message itself.
-    fn digest(&self, state: &mut State, ready: Ready) -> Option<Call> {
-        let Ready { place, pair, bytes } = ready;
+    fn digest(&self, state: &mut LaneState, ready: ReceivedMessage) -> Option<CompleteRequest> {
+        let ReceivedMessage { place, pair, bytes } = ready;
         let (chunk, within) = (place / (2 * self.window), place % (2 * self.window));
         let places = &state.chunks[chunk];
         let Some(session) = state.sessions.get_mut(&pair) else {
@@ -343,7 +350,7 @@ impl Lane {
         let (whole, first) = (header.whole as usize, header.first as usize);
         let id = header.id;
         match header.kind {
-            Kind::Request => {
+            MessageKind::Request => {
                 if first == 0 && whole <= MAX_MESSAGE_BYTES {
                     session.gathering = Some((id, Message::with_capacity(whole)));
                 }
@@ -351,31 +358,38 @@ impl Lane {
                 let Some((_, mut request)) =
                     gathering.filter(|(of, got)| *of == id && got.len() == first)
                 else {
-                    self.send(state, pair, place, &Header::bare(id, Kind::Gone), &[]);
+                    self.send(state, pair, place, &PieceHeader::bare(id, MessageKind::Gone), &[]);
                     return None;
                 };
                 places.append_to(within, &header, &mut request);
                 if request.len() == whole {
                     let (serial, compute_server) = (session.serial, session.compute_server);
-                    return Some(Call { place, pair, serial, compute_server, id, request });
+                    return Some(CompleteRequest {
+                        place,
+                        pair,
+                        serial,
+                        compute_server,
+                        id,
+                        request,
+                    });
                 }
                 session.gathering = Some((id, request));
-                self.send(state, pair, place, &Header::bare(id, Kind::GoOn), &[]);
+                self.send(state, pair, place, &PieceHeader::bare(id, MessageKind::GoOn), &[]);
             }
-            Kind::More => {
+            MessageKind::More => {
                 let found = session.kept.iter().position(|(of, _)| *of == id);
                 let reply = found.and_then(|at| session.kept.remove(at));
                 let Some((_, reply)) = reply.filter(|(_, reply)| first < reply.len()) else {
-                    self.send(state, pair, place, &Header::bare(id, Kind::Gone), &[]);
+                    self.send(state, pair, place, &PieceHeader::bare(id, MessageKind::Gone), &[]);
                     return None;
                 };
-                let header = Header::piece(id, Kind::Reply, reply.len(), first);
+                let header = PieceHeader::piece(id, MessageKind::Reply, reply.len(), first);
                 self.send(state, pair, place, &header, &reply);
                 if header.end() < reply.len() {
                     self.keep(state, pair, id, reply);
                 }
             }
-            Kind::GoOn | Kind::Reply | Kind::TooLarge | Kind::Gone => {
+            MessageKind::GoOn | MessageKind::Reply | MessageKind::TooLarge | MessageKind::Gone => {
                 session.pair.fail();
                 self.lend(state, place);
             }
@@ -384,7 +398,7 @@ impl Lane {
     }
 
     /// Keeps a reply until the client has requested all of its pieces.
-    fn keep(&self, state: &mut State, pair: u32, id: u64, reply: Message) {
+    fn keep(&self, state: &mut LaneState, pair: u32, id: u64, reply: Message) {
         if let Some(session) = state.sessions.get_mut(&pair) {
             if session.kept.len() >= self.window {
                 session.kept.pop_front();
@@ -393,21 +407,21 @@ impl Lane {
         }
     }
 
-    fn answer(&self, call: &Call, reply: Message) {
+    fn answer(&self, call: &CompleteRequest, reply: Message) {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
         state.carried_out = None;
         self.ended.notify_all();
-        let Call { place, pair, serial, id, .. } = *call;
+        let CompleteRequest { place, pair, serial, id, .. } = *call;
         if state.sessions.get(&pair).is_none_or(|session| session.serial != serial) {
             return self.lend(state, place);
         }
         if reply.len() > MAX_MESSAGE_BYTES {
             let whole = u32::try_from(reply.len()).unwrap_or(u32::MAX);
-            let header = Header { whole, ..Header::bare(id, Kind::TooLarge) };
+            let header = PieceHeader { whole, ..PieceHeader::bare(id, MessageKind::TooLarge) };
             return self.send(state, pair, place, &header, &[]);
         }
-        let header = Header::piece(id, Kind::Reply, reply.len(), 0);
+        let header = PieceHeader::piece(id, MessageKind::Reply, reply.len(), 0);
         self.send(state, pair, place, &header, &reply);
         if reply.len() > PIECE_BYTES {
             self.keep(state, pair, id, reply);
@@ -415,7 +429,14 @@ impl Lane {
     }
 
     /// Sends an answer from the place that received the request.
-    fn send(&self, state: &mut State, pair: u32, place: usize, header: &Header, whole: &[u8]) {
+    fn send(
+        &self,
+        state: &mut LaneState,
+        pair: u32,
+        place: usize,
+        header: &PieceHeader,
+        whole: &[u8],
+    ) {
         let (chunk, within) = (place / (2 * self.window), place % (2 * self.window));
         let Some(session) = state.sessions.get_mut(&pair) else {
             return self.lend(state, place);
@@ -425,12 +446,12 @@ impl Lane {
         let wr_id = SENT | generation << 32 | place as u64;
         // An endpoint that respects its window never has this many answers in flight (lane.N2).
         let is_within = session.sending < 2 * self.window;
-        state.batch.push(wr_id, Operation::Send, local, true);
+        state.batch.push(wr_id, RequestOperation::Send, local, true);
         if is_within && session.pair.post(&mut state.batch).is_ok() {
             session.sending += 1;
-            state.places[place].1 = Place::Sending { pair };
+            state.places[place].1 = MessagePlace::Sending { pair };
         } else {
-            state.batch = Batch::default();
+            state.batch = RequestBatch::default();
             session.pair.fail();
             self.lend(state, place);
         }

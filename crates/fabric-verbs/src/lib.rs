@@ -32,6 +32,6 @@ mod server;
 mod wire;
 
 pub use cluster::{VerbsCluster, VerbsConfig};
-pub use device::{DeviceChoice, Found, Missing, RetryTimers, probe};
+pub use device::{DeviceChoice, RdmaUnavailable, RetryTimers, UsableDevice, probe};
 pub use endpoint::{Verbs, VerbsDriver, VerbsFabric, VerbsOp};
 pub use server::{VerbsServer, VerbsServerConfig, VerbsServerCounters};

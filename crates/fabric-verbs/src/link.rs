@@ -11,28 +11,28 @@
 //! *Thread safety*: an endpoint's thread.
 
 use crate::bring_up::Control;
-use crate::endpoint::{Progress, Verbs};
-use crate::memory::Known;
-use crate::objects::Operation;
-use crate::piece::{Header, Kind, PIECE_BYTES};
-use crate::wire::{Event, Wire};
-use farleaf_fabric::endpoint::dial::{Carrier, Lost, Ready};
-use farleaf_fabric::endpoint::{LinkContext, Slot};
-use farleaf_fabric::handshake::{Gather, HandshakeMessage, draw_epoch};
-use farleaf_fabric::provider::{Body, Heard, next_message};
+use crate::endpoint::{Verbs, VerbsProgress};
+use crate::memory::KnownRegistrations;
+use crate::objects::RequestOperation;
+use crate::piece::{MessageKind, PIECE_BYTES, PieceHeader};
+use crate::wire::{PollEvent, QueuePairWire};
+use farleaf_fabric::endpoint::dial::{BringUpState, Carrier, ConnectionLost};
+use farleaf_fabric::endpoint::{LinkContext, OpSlot};
+use farleaf_fabric::handshake::{HandshakeMessage, MessageAssembler, draw_epoch};
+use farleaf_fabric::provider::{Body, SocketRead, next_message};
 use farleaf_fabric::{FabricError, MAX_MESSAGE_BYTES, Uncertainty};
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::TcpStream;
 
-type Slots = farleaf_fabric::endpoint::Slots<Progress>;
+type VerbsOpSlots = farleaf_fabric::endpoint::OpSlots<VerbsProgress>;
 
 /// The queued operations for a server, and the queue pair that carries them.
 #[derive(Debug, Default)]
-pub struct Queues {
+pub struct ServerQueues {
     /// Present once the offer has been sent to the server.
-    wire: Option<Box<Wire>>,
-    gather: Gather,
+    wire: Option<Box<QueuePairWire>>,
+    gather: MessageAssembler,
     /// Verbs to be posted, in posting order.
     verbs: VecDeque<u64>,
     /// Calls whose requests have not been sent completely, or whose replies have not been requested
@@ -41,12 +41,12 @@ pub struct Queues {
     asks: VecDeque<u64>,
     /// Fences to be sent.
     fences: VecDeque<u64>,
-    events: Vec<Event>,
+    events: Vec<PollEvent>,
 }
 
-impl Carrier<Verbs> for Queues {
+impl Carrier<Verbs> for ServerQueues {
     #[inline]
-    fn enqueue(&mut self, id: u64, slots: &mut Slots) -> bool {
+    fn enqueue(&mut self, id: u64, slots: &mut VerbsOpSlots) -> bool {
         let queue = match slots.pending(id).map(|slot| &slot.body) {
             Some(Body::Call(_)) => &mut self.calls,
             Some(Body::Fence { .. }) => &mut self.fences,
@@ -65,67 +65,73 @@ impl Carrier<Verbs> for Queues {
         &mut self,
         socket: &mut TcpStream,
         context: &LinkContext<'_, Verbs>,
-    ) -> Result<Ready, Lost> {
-        let mut offer = || -> io::Result<Wire> {
+    ) -> Result<BringUpState, ConnectionLost> {
+        let mut offer = || -> io::Result<QueuePairWire> {
             let shared = &context.transport.shared;
             let psn = draw_epoch()? as u32 & 0x00ff_ffff;
             let (channel, token) = (&context.reactor.source, context.token);
             let (depth, window) = (shared.config.depth, shared.config.window);
-            let wire = Wire::new(&shared.adapter, channel, token, depth, window, psn)?;
+            let wire = QueuePairWire::new(&shared.adapter, channel, token, depth, window, psn)?;
             socket.write_all(&Control::Offer(wire.own()).encode())?;
             Ok(wire)
         };
-        self.wire = Some(Box::new(offer().map_err(|_| Lost)?));
-        self.gather = Gather::default();
-        Ok(Ready::Later)
+        self.wire = Some(Box::new(offer().map_err(|_| ConnectionLost)?));
+        self.gather = MessageAssembler::default();
+        Ok(BringUpState::Later)
     }
 
     fn answered(
         &mut self,
         message: &HandshakeMessage,
         context: &LinkContext<'_, Verbs>,
-    ) -> Result<Ready, Lost> {
+    ) -> Result<BringUpState, ConnectionLost> {
         let (Some(Control::Answer(peer, lent)), Some(wire)) =
             (Control::decode(message), &mut self.wire)
         else {
-            return Err(Lost);
+            return Err(ConnectionLost);
         };
         let shared = &context.transport.shared;
         // If connecting fails, the attempt fails like a refused one.
         let connected = wire.connect(&shared.adapter, peer, lent, shared.config.retry_timers);
-        connected.map(|()| Ready::Now).map_err(|_| Lost)
+        connected.map(|()| BringUpState::Now).map_err(|_| ConnectionLost)
     }
 
     fn receive(
         &mut self,
         socket: &mut TcpStream,
-        slots: &mut Slots,
+        slots: &mut VerbsOpSlots,
         context: &LinkContext<'_, Verbs>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ConnectionLost> {
         loop {
             let message = match next_message(&mut *socket, &mut self.gather) {
-                Heard::Message(message) => message,
-                Heard::Nothing => return Ok(()),
-                Heard::End => return Err(Lost),
+                SocketRead::Message(message) => message,
+                SocketRead::Nothing => return Ok(()),
+                SocketRead::End => return Err(ConnectionLost),
             };
-            let Some(Control::Fenced { id }) = Control::decode(&message) else { return Err(Lost) };
+            let Some(Control::Fenced { id }) = Control::decode(&message) else {
+                return Err(ConnectionLost);
+            };
             match slots.pending(id).map(|slot| &slot.body) {
                 Some(Body::Fence { .. }) => slots.end(id, Ok(()), context.resources),
-                Some(_) => return Err(Lost),
+                Some(_) => return Err(ConnectionLost),
                 None => {}
             }
         }
     }
 
     /// Handles completions; returns whether there were any.
-    fn poll(&mut self, slots: &mut Slots, context: &LinkContext<'_, Verbs>) -> Result<bool, Lost> {
+    fn poll(
+        &mut self,
+        slots: &mut VerbsOpSlots,
+        context: &LinkContext<'_, Verbs>,
+    ) -> Result<bool, ConnectionLost> {
         let Some(wire) = &mut self.wire else { return Ok(false) };
         let mut events = std::mem::take(&mut self.events);
         let mut polled = wire.poll(&mut events).is_ok();
         let advanced = !events.is_empty();
         for event in events.drain(..) {
             match event {
-                Event::Done(id) => {
+                PollEvent::Done(id) => {
                     if let Some(slot) = slots.pending(id) {
                         if let Some(found) = slot.progress.found.take() {
                             slot.body = Body::Found(found.get(0));
@@ -133,27 +139,27 @@ impl Carrier<Verbs> for Queues {
                         slots.end(id, Ok(()), context.resources);
                     }
                 }
-                Event::Message { place, bytes } => {
+                PollEvent::Message { place, bytes } => {
                     let taken = take_message(wire, place, bytes, slots, &mut self.asks, context);
                     polled &= taken && wire.give_back(place).is_ok();
                 }
             }
         }
         self.events = events;
-        if polled { Ok(advanced) } else { Err(Lost) }
+        if polled { Ok(advanced) } else { Err(ConnectionLost) }
     }
 
     /// Posts the queued operations with one doorbell, as long as there is room.
     fn send(
         &mut self,
         socket: &mut TcpStream,
-        slots: &mut Slots,
+        slots: &mut VerbsOpSlots,
         context: &LinkContext<'_, Verbs>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ConnectionLost> {
         let Some(wire) = &mut self.wire else { return Ok(()) };
         let mut good = true;
         while let Some(id) = self.fences.pop_front() {
-            if let Some(Slot { body: Body::Fence { compute_server }, .. }) = slots.pending(id) {
+            if let Some(OpSlot { body: Body::Fence { compute_server }, .. }) = slots.pending(id) {
                 let compute_server = *compute_server;
                 good &= socket.write_all(&Control::Fence { id, compute_server }.encode()).is_ok();
             }
@@ -173,7 +179,7 @@ impl Carrier<Verbs> for Queues {
                     && progress.asked < progress.whole
                 {
                     let first = progress.asked as u32;
-                    let header = Header { first, ..Header::bare(id, Kind::More) };
+                    let header = PieceHeader { first, ..PieceHeader::bare(id, MessageKind::More) };
                     progress.asked += (progress.whole - progress.asked).min(PIECE_BYTES);
                     wire.push_message(&header, &[]);
                 } else {
@@ -182,11 +188,11 @@ impl Carrier<Verbs> for Queues {
                 continue;
             }
             let Some(&id) = self.calls.front() else { break };
-            let Some(Slot { body: Body::Call(request), progress, .. }) = slots.pending(id) else {
+            let Some(OpSlot { body: Body::Call(request), progress, .. }) = slots.pending(id) else {
                 self.calls.pop_front();
                 continue;
             };
-            let header = Header::piece(id, Kind::Request, request.len(), progress.sent);
+            let header = PieceHeader::piece(id, MessageKind::Request, request.len(), progress.sent);
             wire.push_message(&header, request);
             progress.sent = header.end();
             if progress.sent == request.len() {
@@ -194,7 +200,7 @@ impl Carrier<Verbs> for Queues {
             }
         }
         good &= wire.ring().is_ok();
-        if good { Ok(()) } else { Err(Lost) }
+        if good { Ok(()) } else { Err(ConnectionLost) }
     }
 
     /// Arms the completion queue if completions are outstanding. Returns whether it was not armed
@@ -229,10 +235,10 @@ impl Carrier<Verbs> for Queues {
 /// Adds a verb to the batch if it is valid.
 #[inline]
 fn post_verb(
-    wire: &mut Wire,
+    wire: &mut QueuePairWire,
     id: u64,
-    slot: &Slot<Progress>,
-    known: &mut Known,
+    slot: &OpSlot<VerbsProgress>,
+    known: &mut KnownRegistrations,
     Verbs { shared, .. }: &Verbs,
 ) -> Result<(), FabricError> {
     let (at, buffer) = match (&slot.body, &slot.progress.found) {
@@ -252,12 +258,12 @@ fn post_verb(
     let local = local.map_err(|_| FabricError::NoBuffer { bytes })?;
     let (at, rkey) = (lent.base + at.offset(), lent.rkey);
     let operation = match slot.body {
-        Body::Write { .. } => Operation::Write { at, rkey },
+        Body::Write { .. } => RequestOperation::Write { at, rkey },
         Body::CompareSwap { expected, new, .. } => {
-            Operation::CompareSwap { at, rkey, expected, new }
+            RequestOperation::CompareSwap { at, rkey, expected, new }
         }
-        Body::FetchAdd { delta, .. } => Operation::FetchAdd { at, rkey, delta },
-        _ => Operation::Read { at, rkey },
+        Body::FetchAdd { delta, .. } => RequestOperation::FetchAdd { at, rkey, delta },
+        _ => RequestOperation::Read { at, rkey },
     };
     wire.push(id, operation, local);
     Ok(())
@@ -265,10 +271,10 @@ fn post_verb(
 
 /// Handles a message about a call; returns `false` if the server violates the protocol.
 fn take_message(
-    wire: &mut Wire,
+    wire: &mut QueuePairWire,
     place: usize,
     bytes: usize,
-    slots: &mut Slots,
+    slots: &mut VerbsOpSlots,
     asks: &mut VecDeque<u64>,
     context: &LinkContext<'_, Verbs>,
 ) -> bool {
@@ -285,8 +291,8 @@ fn take_message(
     }
     let whole = header.whole as usize;
     match header.kind {
-        Kind::GoOn => return true,
-        Kind::Reply => {
+        MessageKind::GoOn => return true,
+        MessageKind::Reply => {
             if call.reply.is_empty() {
                 call.whole = whole;
                 call.asked = header.end();
@@ -306,16 +312,16 @@ fn take_message(
             context.resources.counters.count_rpc_reply(whole);
             slots.end(id, Ok(()), context.resources);
         }
-        Kind::TooLarge => {
+        MessageKind::TooLarge => {
             let error = FabricError::MessageTooLarge { bytes: whole };
             slots.end(id, Err(error), context.resources);
         }
-        Kind::Gone => {
+        MessageKind::Gone => {
             let why = Uncertainty::NotKnownThere;
             let error = FabricError::Indeterminate { server, why };
             slots.end(id, Err(error), context.resources);
         }
-        Kind::Request | Kind::More => return false,
+        MessageKind::Request | MessageKind::More => return false,
     }
     true
 }

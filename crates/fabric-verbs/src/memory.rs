@@ -6,24 +6,29 @@
 //! verbs.R2. A registration that can no longer be used, because all other references to the region
 //! are gone, is dropped when the next region is registered.
 //!
-//! *Thread safety*: [`Memory`] is for any number of threads; [`Known`] belongs to one endpoint.
+//! *Thread safety*: [`ClusterRegistrations`] is for any number of threads; [`KnownRegistrations`]
+//! belongs to one endpoint.
 
-use crate::device::{Adapter, Missing};
+use crate::device::{Adapter, RdmaUnavailable};
 use crate::objects::{Local, Registration, address_of};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Buffer, Region};
 
 /// The registrations of all endpoints of a cluster.
 #[derive(Debug, Default)]
-pub(crate) struct Memory(Mutex<Vec<Arc<Registration>>>);
+pub(crate) struct ClusterRegistrations(Mutex<Vec<Arc<Registration>>>);
 
 /// Whether the region has references other than its registration.
 fn is_of_use(registration: &Arc<Registration>) -> bool {
     Arc::strong_count(registration.region()) > 1
 }
 
-impl Memory {
-    fn find(&self, adapter: &Adapter, region: &Arc<Region>) -> Result<Arc<Registration>, Missing> {
+impl ClusterRegistrations {
+    fn find(
+        &self,
+        adapter: &Adapter,
+        region: &Arc<Region>,
+    ) -> Result<Arc<Registration>, RdmaUnavailable> {
         let mut all = lock(&self.0);
         if let Some(known) = all.iter().find(|known| Arc::ptr_eq(known.region(), region)) {
             return Ok(Arc::clone(known));
@@ -37,19 +42,19 @@ impl Memory {
 
 /// The registrations that one endpoint has used so far.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct KnownRegistrations {
     list: Vec<Arc<Registration>>,
 }
 
-impl Known {
+impl KnownRegistrations {
     /// The address, length and key of `buffer` for the device.
     #[inline]
     pub(crate) fn local(
         &mut self,
-        memory: &Memory,
+        memory: &ClusterRegistrations,
         adapter: &Adapter,
         buffer: &Buffer,
-    ) -> Result<Local, Missing> {
+    ) -> Result<Local, RdmaUnavailable> {
         let region = buffer.memory();
         let found = self.list.iter().find(|known| Arc::ptr_eq(known.region(), region));
         let lkey = match found {

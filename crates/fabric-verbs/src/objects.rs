@@ -55,7 +55,7 @@ impl Library {
     pub(crate) fn open(
         self: &Arc<Self>,
         name: Option<&str>,
-    ) -> io::Result<Result<Context, Vec<String>>> {
+    ) -> io::Result<Result<DeviceContext, Vec<String>>> {
         let mut count = 0;
         // SAFETY: the library writes the number of devices to `count`.
         let list = unsafe { (self.functions.get_device_list)(&raw mut count) };
@@ -90,14 +90,14 @@ impl Library {
         unsafe { (self.functions.free_device_list)(list) };
         let Some((raw, name)) = opened else { return Ok(Err(names)) };
         let raw = NonNull::new(raw).ok_or(error)?;
-        Context::new(Arc::clone(self), raw, name).map(Ok)
+        DeviceContext::new(Arc::clone(self), raw, name).map(Ok)
     }
 }
 
 /// An open device, with the functions of its data path.
-pub(crate) struct Context {
+pub(crate) struct DeviceContext {
     library: Arc<Library>,
-    raw: NonNull<ffi::Context>,
+    raw: NonNull<ffi::IbvContext>,
     pub(crate) name: String,
     poll_cq: ffi::PollCq,
     notify_cq: ffi::NotifyCq,
@@ -106,8 +106,8 @@ pub(crate) struct Context {
     post_recv: ffi::PostRecv,
 }
 
-impl Context {
-    fn new(library: Arc<Library>, raw: NonNull<ffi::Context>, name: String) -> io::Result<Self> {
+impl DeviceContext {
+    fn new(library: Arc<Library>, raw: NonNull<ffi::IbvContext>, name: String) -> io::Result<Self> {
         // SAFETY: the context is open, and its function table no longer changes.
         let table = unsafe { raw.as_ref() };
         let missing = || io::Error::from(io::ErrorKind::Unsupported);
@@ -158,7 +158,7 @@ impl Context {
     }
 }
 
-impl Drop for Context {
+impl Drop for DeviceContext {
     fn drop(&mut self) {
         // SAFETY: the context is open, and everything created from it is gone (J1).
         let _ = unsafe { (self.functions().close_device)(self.raw.as_ptr()) };
@@ -167,18 +167,18 @@ impl Drop for Context {
 
 /// A protection domain: requests of its queue pairs may only use memory of the same domain.
 pub(crate) struct Domain {
-    context: Arc<Context>,
+    context: Arc<DeviceContext>,
     raw: NonNull<ffi::Pd>,
 }
 
 impl Domain {
-    pub(crate) fn new(context: &Arc<Context>) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(context: &Arc<DeviceContext>) -> io::Result<Arc<Self>> {
         // SAFETY: the context is open.
         let raw = made(unsafe { (context.functions().alloc_pd)(context.raw.as_ptr()) })?;
         Ok(Arc::new(Self { context: Arc::clone(context), raw }))
     }
 
-    pub(crate) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<DeviceContext> {
         &self.context
     }
 }
@@ -247,12 +247,12 @@ pub(crate) fn address_of(words: &[farleaf_fabric::sync::AtomicU64]) -> u64 {
 /// The channel on which completion queues report events; its descriptor is readable while there are
 /// any.
 pub struct Channel {
-    context: Arc<Context>,
+    context: Arc<DeviceContext>,
     raw: NonNull<ffi::CompChannel>,
 }
 
 impl Channel {
-    pub(crate) fn new(context: &Arc<Context>) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(context: &Arc<DeviceContext>) -> io::Result<Arc<Self>> {
         let functions = context.functions();
         // SAFETY: the context is open.
         let raw = made(unsafe { (functions.create_comp_channel)(context.raw.as_ptr()) })?;
@@ -400,7 +400,7 @@ impl Drop for SharedReceives {
 
 /// The operation of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Operation {
+pub(crate) enum RequestOperation {
     Send,
     Read { at: u64, rkey: u32 },
     Write { at: u64, rkey: u32 },
@@ -410,32 +410,32 @@ pub(crate) enum Operation {
 
 /// Requests that are posted together.
 #[derive(Default)]
-pub(crate) struct Batch {
+pub(crate) struct RequestBatch {
     requests: Vec<ffi::SendWr>,
     elements: Vec<ffi::Sge>,
 }
 
-impl std::fmt::Debug for Batch {
+impl std::fmt::Debug for RequestBatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Batch").field("requests", &self.requests.len()).finish()
+        f.debug_struct("RequestBatch").field("requests", &self.requests.len()).finish()
     }
 }
 
-impl Batch {
+impl RequestBatch {
     pub(crate) fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
     /// Adds a request. Its completion has `id`, and is only reported if `told`.
-    pub(crate) fn push(&mut self, id: u64, operation: Operation, local: Local, told: bool) {
+    pub(crate) fn push(&mut self, id: u64, operation: RequestOperation, local: Local, told: bool) {
         let (opcode, remote) = match operation {
-            Operation::Send => (ffi::WR_SEND, ffi::SendWr::EMPTY.remote),
-            Operation::Read { at, rkey } => (ffi::WR_RDMA_READ, rdma(at, rkey)),
-            Operation::Write { at, rkey } => (ffi::WR_RDMA_WRITE, rdma(at, rkey)),
-            Operation::CompareSwap { at, rkey, expected, new } => {
+            RequestOperation::Send => (ffi::WR_SEND, ffi::SendWr::EMPTY.remote),
+            RequestOperation::Read { at, rkey } => (ffi::WR_RDMA_READ, rdma(at, rkey)),
+            RequestOperation::Write { at, rkey } => (ffi::WR_RDMA_WRITE, rdma(at, rkey)),
+            RequestOperation::CompareSwap { at, rkey, expected, new } => {
                 (ffi::WR_CMP_AND_SWP, atomic(at, rkey, expected, new))
             }
-            Operation::FetchAdd { at, rkey, delta } => {
+            RequestOperation::FetchAdd { at, rkey, delta } => {
                 (ffi::WR_FETCH_AND_ADD, atomic(at, rkey, delta, 0))
             }
         };
@@ -453,17 +453,17 @@ impl Batch {
     }
 }
 
-fn rdma(addr: u64, rkey: u32) -> ffi::Remote {
-    ffi::Remote { rdma: ffi::RemoteRdma { addr, rkey } }
+fn rdma(addr: u64, rkey: u32) -> ffi::RemoteAddress {
+    ffi::RemoteAddress { rdma: ffi::RemoteRdma { addr, rkey } }
 }
 
-fn atomic(addr: u64, rkey: u32, compare_add: u64, swap: u64) -> ffi::Remote {
-    ffi::Remote { atomic: ffi::RemoteAtomic { addr, compare_add, swap, rkey } }
+fn atomic(addr: u64, rkey: u32, compare_add: u64, swap: u64) -> ffi::RemoteAddress {
+    ffi::RemoteAddress { atomic: ffi::RemoteAtomic { addr, compare_add, swap, rkey } }
 }
 
 /// Maximum number of requests of a queue pair on each side.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct QueueCapacity {
     pub(crate) sends: usize,
     pub(crate) receives: usize,
 }
@@ -482,7 +482,7 @@ impl QueuePair {
         domain: &Arc<Domain>,
         completions: &Arc<Completions>,
         shared_receives: Option<Arc<SharedReceives>>,
-        room: Room,
+        room: QueueCapacity,
     ) -> io::Result<Self> {
         let cap = ffi::QpCap {
             max_send_wr: u32::try_from(room.sends).map_err(io::Error::other)?,
@@ -531,7 +531,7 @@ impl QueuePair {
     /// Posts all of `batch` with one doorbell, and empties it.
     ///
     /// After an error, some of the requests may be in flight: abandon the connection.
-    pub(crate) fn post(&self, batch: &mut Batch) -> io::Result<()> {
+    pub(crate) fn post(&self, batch: &mut RequestBatch) -> io::Result<()> {
         let count = batch.requests.len();
         let (first, elements) = (batch.requests.as_mut_ptr(), batch.elements.as_mut_ptr());
         for (index, request) in batch.requests.iter_mut().enumerate() {
@@ -587,10 +587,10 @@ macro_rules! any_thread {
     )*};
 }
 
-any_thread!(Context Domain Registration Channel Completions SharedReceives QueuePair);
+any_thread!(DeviceContext Domain Registration Channel Completions SharedReceives QueuePair);
 
 // SAFETY: a batch has valid pointers only while `QueuePair::post` runs.
-unsafe impl Send for Batch {}
+unsafe impl Send for RequestBatch {}
 
 impl std::fmt::Debug for Library {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -2,12 +2,12 @@
 //! host without a device, run them in a virtual machine: `scripts/soft-roce-vm` with the binary of
 //! the unit tests and `--ignored`.
 
-use crate::bring_up::Lent;
+use crate::bring_up::AccessibleMemory;
 use crate::device::{Adapter, DeviceChoice, RetryTimers};
-use crate::lane::Lane;
-use crate::objects::{Channel, Local, Operation, Registration, address_of};
-use crate::piece::{Header, Kind};
-use crate::wire::{Event, Wire};
+use crate::lane::ServerLane;
+use crate::objects::{Channel, Local, Registration, RequestOperation, address_of};
+use crate::piece::{MessageKind, PieceHeader};
+use crate::wire::{PollEvent, QueuePairWire};
 use farleaf_fabric::Region;
 use farleaf_fabric::sync::{Arc, Ordering};
 
@@ -16,7 +16,7 @@ const BYTES: u64 = 8192;
 /// A server's memory and lane, and the information that an endpoint needs to reach them.
 struct Both {
     adapter: Arc<Adapter>,
-    lane: Lane,
+    lane: ServerLane,
     memory: Registration,
     channel: Arc<Channel>,
     own: Registration,
@@ -28,22 +28,22 @@ impl Both {
         let region = |bytes| Arc::new(Region::new(bytes).unwrap());
         let memory = adapter.register(region(BYTES as usize), true).unwrap();
         let own = adapter.register(region(4096), false).unwrap();
-        let lane = Lane::new(&adapter, 16, 4, RetryTimers::default()).unwrap();
+        let lane = ServerLane::new(&adapter, 16, 4, RetryTimers::default()).unwrap();
         let channel = Channel::new(adapter.context()).unwrap();
         Self { adapter, lane, memory, channel, own }
     }
 
-    fn lent(&self) -> Lent {
-        Lent { rkey: self.memory.rkey, base: self.memory.address(), bytes: BYTES }
+    fn lent(&self) -> AccessibleMemory {
+        AccessibleMemory { rkey: self.memory.rkey, base: self.memory.address(), bytes: BYTES }
     }
 
-    fn connect(&self) -> Wire {
+    fn connect(&self) -> QueuePairWire {
         self.connect_to().0
     }
 
     /// Also returns the number of the pair on the other side.
-    fn connect_to(&self) -> (Wire, u32) {
-        let mut wire = Wire::new(&self.adapter, &self.channel, 7, 64, 4, 1).unwrap();
+    fn connect_to(&self) -> (QueuePairWire, u32) {
+        let mut wire = QueuePairWire::new(&self.adapter, &self.channel, 7, 64, 4, 1).unwrap();
         let peer = self.lane.open(wire.own(), 2, 0).unwrap();
         // A failed pair does not answer, so use few and short retries.
         let retry_timers = RetryTimers { acknowledgement_timer: 12, ..RetryTimers::default() };
@@ -55,13 +55,13 @@ impl Both {
         Local { address: address_of(self.own.region().words()), bytes: 64, lkey: self.own.lkey }
     }
 
-    fn write(&self, at: u64, rkey: u32) -> (Operation, Local) {
-        (Operation::Write { at, rkey }, self.local())
+    fn write(&self, at: u64, rkey: u32) -> (RequestOperation, Local) {
+        (RequestOperation::Write { at, rkey }, self.local())
     }
 }
 
 /// Polls until there are events, or the connection breaks.
-fn next(wire: &mut Wire) -> Result<Vec<Event>, String> {
+fn next(wire: &mut QueuePairWire) -> Result<Vec<PollEvent>, String> {
     let mut events = Vec::new();
     while events.is_empty() {
         wire.poll(&mut events).map_err(|error| error.to_string())?;
@@ -103,7 +103,7 @@ fn wrong_requests_reach_nothing() {
     let (right, local) = both.write(base + 64, rkey);
     wire.push(3, right, local);
     wire.ring().unwrap();
-    assert_eq!(next(&mut wire), Ok(vec![Event::Done(3)]));
+    assert_eq!(next(&mut wire), Ok(vec![PollEvent::Done(3)]));
     let words = both.memory.region().words();
     assert!(words[8..16].iter().all(|word| word.load(Ordering::Relaxed) == u64::MAX));
     assert_eq!(words[16].load(Ordering::Relaxed), 0);
@@ -122,7 +122,7 @@ fn what_completes_settles_what_was_before() {
         while wire.has_room() {
             let at = both.memory.address() + 8 * posted;
             let local = Local { bytes: 8, ..both.local() };
-            let add = Operation::FetchAdd { at, rkey: both.memory.rkey, delta: 1 };
+            let add = RequestOperation::FetchAdd { at, rkey: both.memory.rkey, delta: 1 };
             wire.push(round * 1000 + posted, add, local);
             posted += 1;
         }
@@ -130,7 +130,7 @@ fn what_completes_settles_what_was_before() {
         wire.ring().unwrap();
         while due < posted {
             for event in next(&mut wire).unwrap() {
-                assert_eq!(event, Event::Done(round * 1000 + due));
+                assert_eq!(event, PollEvent::Done(round * 1000 + due));
                 due += 1;
             }
         }
@@ -153,7 +153,7 @@ fn garbage_costs_its_sender_the_connection() {
         let mut good = both.connect();
         for round in 0..6 {
             let (mut bad, pair) = both.connect_to();
-            let header = Header::bare(round, Kind::Reply);
+            let header = PieceHeader::bare(round, MessageKind::Reply);
             bad.push_message(&header, &[]);
             bad.ring().unwrap();
             let broken = loop {
@@ -163,23 +163,23 @@ fn garbage_costs_its_sender_the_connection() {
                     break "the queue is shut".into();
                 }
                 match next(&mut bad) {
-                    Ok(events) => assert_eq!(events, [Event::Done(round)]),
+                    Ok(events) => assert_eq!(events, [PollEvent::Done(round)]),
                     Err(error) => break error,
                 }
             };
             assert!(!broken.is_empty());
             drop(bad);
             both.lane.close(pair);
-            good.push_message(&Header::piece(round, Kind::Request, 1, 0), &[0]);
+            good.push_message(&PieceHeader::piece(round, MessageKind::Request, 1, 0), &[0]);
             good.ring().unwrap();
             let answer = loop {
                 let events = next(&mut good).unwrap();
-                if let Some(Event::Message { place, bytes }) = events.first() {
+                if let Some(PollEvent::Message { place, bytes }) = events.first() {
                     break (*place, *bytes);
                 }
             };
             let header = good.places.header(answer.0, answer.1).unwrap();
-            assert_eq!((header.id, header.kind), (round, Kind::Reply));
+            assert_eq!((header.id, header.kind), (round, MessageKind::Reply));
             assert!(good.answered());
             good.give_back(answer.0).unwrap();
         }

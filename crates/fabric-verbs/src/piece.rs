@@ -32,7 +32,7 @@ const _: () = assert!(HEADER_BYTES.is_multiple_of(8) && MESSAGE_BYTES.is_multipl
 /// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub(crate) enum MessageKind {
     Request = 1,
     More = 2,
     GoOn = 3,
@@ -43,22 +43,22 @@ pub(crate) enum Kind {
 
 /// The fields before the piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
+pub(crate) struct PieceHeader {
     pub(crate) id: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: MessageKind,
     pub(crate) whole: u32,
     pub(crate) first: u32,
     pub(crate) length: u32,
 }
 
-impl Header {
+impl PieceHeader {
     /// The header of a message without a piece.
-    pub(crate) fn bare(id: u64, kind: Kind) -> Self {
+    pub(crate) fn bare(id: u64, kind: MessageKind) -> Self {
         Self { id, kind, whole: 0, first: 0, length: 0 }
     }
 
     /// The header of the piece at `first` of `whole` bytes.
-    pub(crate) fn piece(id: u64, kind: Kind, whole: usize, first: usize) -> Self {
+    pub(crate) fn piece(id: u64, kind: MessageKind, whole: usize, first: usize) -> Self {
         let length = (whole - first).min(PIECE_BYTES);
         Self { id, kind, whole: whole as u32, first: first as u32, length: length as u32 }
     }
@@ -79,12 +79,12 @@ impl Header {
     /// Decodes the header of a message of `bytes` bytes; `None` if it is invalid.
     pub(crate) fn decode(words: [u64; HEADER_BYTES / 8], bytes: usize) -> Option<Self> {
         let kind = match words[1] as u32 {
-            1 => Kind::Request,
-            2 => Kind::More,
-            3 => Kind::GoOn,
-            4 => Kind::Reply,
-            5 => Kind::TooLarge,
-            6 => Kind::Gone,
+            1 => MessageKind::Request,
+            2 => MessageKind::More,
+            3 => MessageKind::GoOn,
+            4 => MessageKind::Reply,
+            5 => MessageKind::TooLarge,
+            6 => MessageKind::Gone,
             _ => return None,
         };
         let (whole, first) = ((words[1] >> 32) as u32, words[2] as u32);
@@ -106,10 +106,11 @@ mod tests {
         for whole in sizes {
             let mut first = 0;
             loop {
-                let header = Header::piece(0xdead_beef_0000_0001, Kind::Request, whole, first);
+                let header =
+                    PieceHeader::piece(0xdead_beef_0000_0001, MessageKind::Request, whole, first);
                 let bytes = HEADER_BYTES + header.length as usize;
-                assert_eq!(Header::decode(header.encode(), bytes), Some(header));
-                assert_eq!(Header::decode(header.encode(), bytes + 1), None);
+                assert_eq!(PieceHeader::decode(header.encode(), bytes), Some(header));
+                assert_eq!(PieceHeader::decode(header.encode(), bytes + 1), None);
                 first = header.end();
                 if first == whole {
                     break;
@@ -120,13 +121,13 @@ mod tests {
 
     #[test]
     fn what_is_no_header_is_refused() {
-        let good = Header::piece(1, Kind::Reply, 100, 0);
+        let good = PieceHeader::piece(1, MessageKind::Reply, 100, 0);
         let words = good.encode();
-        assert_eq!(Header::decode([words[0], words[1] & !0xff, words[2]], 124), None);
-        assert_eq!(Header::decode([words[0], words[1] | 0xff00, words[2]], 124), None);
-        let outside = Header { first: 60, ..good };
-        assert_eq!(Header::decode(outside.encode(), 124), None);
-        let huge = Header { whole: u32::MAX, length: u32::MAX - 5, ..good };
-        assert_eq!(Header::decode(huge.encode(), 124), None);
+        assert_eq!(PieceHeader::decode([words[0], words[1] & !0xff, words[2]], 124), None);
+        assert_eq!(PieceHeader::decode([words[0], words[1] | 0xff00, words[2]], 124), None);
+        let outside = PieceHeader { first: 60, ..good };
+        assert_eq!(PieceHeader::decode(outside.encode(), 124), None);
+        let huge = PieceHeader { whole: u32::MAX, length: u32::MAX - 5, ..good };
+        assert_eq!(PieceHeader::decode(huge.encode(), 124), None);
     }
 }

@@ -3,9 +3,9 @@
 //! *Thread safety*: the words are atomics; the owner of the places decides which thread uses which
 //! place.
 
-use crate::device::{Adapter, Missing};
+use crate::device::{Adapter, RdmaUnavailable};
 use crate::objects::{Local, Registration, address_of};
-use crate::piece::{HEADER_BYTES, Header, MESSAGE_BYTES};
+use crate::piece::{HEADER_BYTES, MESSAGE_BYTES, PieceHeader};
 use farleaf_fabric::Region;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 
@@ -13,13 +13,13 @@ const MESSAGE_WORDS: usize = MESSAGE_BYTES / 8;
 const HEADER_WORDS: usize = HEADER_BYTES / 8;
 
 #[derive(Debug)]
-pub(crate) struct Places(Registration);
+pub(crate) struct BufferPlaces(Registration);
 
-impl Places {
+impl BufferPlaces {
     /// Allocates and registers places for `count` messages.
-    pub(crate) fn new(adapter: &Adapter, count: usize) -> Result<Self, Missing> {
+    pub(crate) fn new(adapter: &Adapter, count: usize) -> Result<Self, RdmaUnavailable> {
         let bytes = (count * MESSAGE_BYTES).next_multiple_of(4096);
-        let region = Region::new(bytes).map_err(|why| Missing::Broken {
+        let region = Region::new(bytes).map_err(|why| RdmaUnavailable::Broken {
             device: adapter.context().name.clone(),
             what: "memory for messages",
             why: std::io::Error::other(why),
@@ -43,7 +43,7 @@ impl Places {
 
     /// Writes a message into a place: `header`, and the piece of `whole` that it describes. Returns
     /// the memory to send.
-    pub(crate) fn put(&self, place: usize, header: &Header, whole: &[u8]) -> Local {
+    pub(crate) fn put(&self, place: usize, header: &PieceHeader, whole: &[u8]) -> Local {
         // Without a piece, `first` may point anywhere.
         let piece = match header.length {
             0 => &[],
@@ -62,17 +62,17 @@ impl Places {
     }
 
     /// The header of a message of `bytes` bytes; `None` if it is invalid.
-    pub(crate) fn header(&self, place: usize, bytes: usize) -> Option<Header> {
+    pub(crate) fn header(&self, place: usize, bytes: usize) -> Option<PieceHeader> {
         let words = self.words(place);
         let header = std::array::from_fn(|index| words[index].load(Ordering::Relaxed));
-        Header::decode(header, bytes)
+        PieceHeader::decode(header, bytes)
     }
 
     /// Appends the piece in a place to `whole`.
     pub(crate) fn append_to(
         &self,
         place: usize,
-        header: &Header,
+        header: &PieceHeader,
         whole: &mut farleaf_fabric::Message,
     ) {
         let mut left = header.length as usize;

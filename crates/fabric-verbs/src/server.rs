@@ -10,12 +10,12 @@
 //!
 //! *Thread safety*: the handle is for any number of threads.
 
-use crate::acceptor::{QueuePairAcceptor, Shared};
+use crate::acceptor::{AcceptorShared, QueuePairAcceptor};
 use crate::device::{Adapter, DeviceChoice, RetryTimers};
-use crate::lane::Lane;
+use crate::lane::ServerLane;
 use farleaf_fabric::RpcService;
-use farleaf_fabric::handshake::{Identity, Role, Token, draw_epoch};
-use farleaf_fabric::listener::{Bounds, Listener, Threads};
+use farleaf_fabric::handshake::{PeerIdentity, PeerRole, Token, draw_epoch};
+use farleaf_fabric::listener::{AdmissionBounds, Listener, ListenerThreads};
 use farleaf_fabric::provider::WakeFd;
 use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use std::io;
@@ -27,7 +27,7 @@ pub struct VerbsServerConfig {
     /// Its number among the memory servers.
     pub number: u16,
     /// The roles of clients that it accepts.
-    pub accepts: &'static [Role],
+    pub accepts: &'static [PeerRole],
     /// Threads that answer calls.
     pub threads: usize,
     /// Limit on connected endpoints. It is lower if the device has no room for so many.
@@ -48,7 +48,7 @@ impl Default for VerbsServerConfig {
     fn default() -> Self {
         Self {
             number: 0,
-            accepts: &[Role::ComputeServer],
+            accepts: &[PeerRole::ComputeServer],
             threads: 1,
             connections: 256,
             half_open: 64,
@@ -80,16 +80,16 @@ pub struct VerbsServerCounters {
 #[derive(Debug)]
 pub struct VerbsServer {
     address: SocketAddr,
-    shared: Arc<Shared>,
-    threads: Threads,
+    shared: Arc<AcceptorShared>,
+    threads: ListenerThreads,
 }
 
 impl VerbsServer {
     /// Serves the endpoints that connect to `listener`; after that, they use the RDMA device.
     ///
     /// # Errors
-    /// What is missing for RDMA ([`crate::Missing`]), or the operating system's error: no more
-    /// threads or file descriptors, or no entropy.
+    /// What is missing for RDMA ([`crate::RdmaUnavailable`]), or the operating system's error: no
+    /// more threads or file descriptors, or no entropy.
     pub fn start<S: RpcService>(
         listener: TcpListener,
         service: Arc<S>,
@@ -103,24 +103,24 @@ impl VerbsServer {
         let threads = config.threads.max(1);
         let each = config.connections.div_ceil(threads);
         let lanes: io::Result<Vec<_>> = (0..threads)
-            .map(|_| Lane::new(&adapter, each, config.window, config.retry_timers))
+            .map(|_| ServerLane::new(&adapter, each, config.window, config.retry_timers))
             .collect();
         let epoch = draw_epoch()?.max(1);
-        let identity = Identity { role: Role::MemoryServer, number: config.number, epoch };
-        let bounds = Bounds {
+        let identity = PeerIdentity { role: PeerRole::MemoryServer, number: config.number, epoch };
+        let bounds = AdmissionBounds {
             accepts: config.accepts,
             connections: config.connections,
             half_open: config.half_open,
             handshake_timeout_ns: config.handshake_timeout_ns,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(AcceptorShared {
             listener: Arc::new(Listener::new(identity, token, bounds)),
             lanes: lanes?,
             memory,
             wake: WakeFd::new()?,
             stopped: AtomicBool::new(false),
         });
-        let server = Self { address, shared, threads: Threads::default() };
+        let server = Self { address, shared, threads: ListenerThreads::default() };
         let shared = &server.shared;
         for lane in 0..threads {
             let (shared, service) = (Arc::clone(shared), Arc::clone(&service));
@@ -138,18 +138,18 @@ impl VerbsServer {
     }
 
     /// Its identity, with the epoch that it drew when it started.
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> PeerIdentity {
         self.shared.listener.identity
     }
 
     /// A snapshot of its counters.
     pub fn counters(&self) -> VerbsServerCounters {
-        let Shared { listener, lanes, .. } = &*self.shared;
+        let AcceptorShared { listener, lanes, .. } = &*self.shared;
         VerbsServerCounters {
             connections: listener.connections(),
             welcomed: listener.welcomed(),
             refused: listener.refused(),
-            requests: lanes.iter().map(Lane::requests).sum(),
+            requests: lanes.iter().map(ServerLane::requests).sum(),
         }
     }
 
@@ -157,7 +157,7 @@ impl VerbsServer {
     pub fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Release);
         self.shared.wake.wake();
-        self.shared.lanes.iter().for_each(Lane::stop);
+        self.shared.lanes.iter().for_each(ServerLane::stop);
         self.threads.join();
     }
 }

@@ -11,12 +11,14 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use crate::bring_up::{End, Lent};
+use crate::bring_up::{AccessibleMemory, ConnectionEnd};
 use crate::device::{Adapter, RetryTimers};
 use crate::ffi::Wc;
-use crate::objects::{Batch, Channel, Completions, Local, Operation, QueuePair, Room};
-use crate::piece::Header;
-use crate::places::Places;
+use crate::objects::{
+    Channel, Completions, Local, QueueCapacity, QueuePair, RequestBatch, RequestOperation,
+};
+use crate::piece::PieceHeader;
+use crate::places::BufferPlaces;
 use farleaf_fabric::sync::Arc;
 use std::collections::VecDeque;
 use std::io;
@@ -39,7 +41,7 @@ enum Flight {
 
 /// A result of polling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum PollEvent {
     /// The operation with this id is done.
     Done(u64),
     /// A message of `bytes` bytes is in this place; the caller must give the place back.
@@ -47,20 +49,20 @@ pub(crate) enum Event {
 }
 
 #[derive(Debug)]
-pub(crate) struct Wire {
+pub(crate) struct QueuePairWire {
     // Declared first, so that it is dropped first: the device must release the memory of the other
     // fields (I4).
     pair: QueuePair,
     completions: Arc<Completions>,
-    pub(crate) places: Places,
-    own: End,
-    pub(crate) lent: Lent,
+    pub(crate) places: BufferPlaces,
+    own: ConnectionEnd,
+    pub(crate) lent: AccessibleMemory,
     /// Capacity of the send queue.
     room: usize,
     /// Requests in flight, in posting order; `first_flight` is the number of the first.
     flights: VecDeque<Flight>,
     first_flight: u64,
-    batch: Batch,
+    batch: RequestBatch,
     /// Requests since the last signaled one.
     untold: usize,
     window: usize,
@@ -73,7 +75,7 @@ pub(crate) struct Wire {
     armed: bool,
 }
 
-impl Wire {
+impl QueuePairWire {
     /// Creates a queue pair that is not connected yet, with room for `depth` verbs and `window`
     /// messages. Its events carry `token`.
     pub(crate) fn new(
@@ -88,19 +90,19 @@ impl Wire {
         let window = window.clamp(1, limits.requests.min(limits.completions / 2).max(1));
         let room = (depth + window).min(limits.requests).min(limits.completions - window);
         let completions = Completions::new(channel, room + window, token)?;
-        let queues = Room { sends: room, receives: window };
+        let queues = QueueCapacity { sends: room, receives: window };
         let pair = QueuePair::new(&adapter.domain, &completions, None, queues)?;
         let own = adapter.end(&pair, psn);
         Ok(Self {
             pair,
             completions,
-            places: Places::new(adapter, 2 * window)?,
+            places: BufferPlaces::new(adapter, 2 * window)?,
             own,
-            lent: Lent { rkey: 0, base: 0, bytes: 0 },
+            lent: AccessibleMemory { rkey: 0, base: 0, bytes: 0 },
             room,
             flights: VecDeque::with_capacity(room),
             first_flight: 0,
-            batch: Batch::default(),
+            batch: RequestBatch::default(),
             untold: 0,
             window,
             numbers: vec![(true, true); window],
@@ -111,7 +113,7 @@ impl Wire {
     }
 
     /// This end, for the server.
-    pub(crate) fn own(&self) -> End {
+    pub(crate) fn own(&self) -> ConnectionEnd {
         self.own
     }
 
@@ -119,8 +121,8 @@ impl Wire {
     pub(crate) fn connect(
         &mut self,
         adapter: &Adapter,
-        peer: End,
-        lent: Lent,
+        peer: ConnectionEnd,
+        lent: AccessibleMemory,
         retry_timers: RetryTimers,
     ) -> io::Result<()> {
         self.lent = lent;
@@ -136,7 +138,7 @@ impl Wire {
 
     /// Adds an operation to the batch.
     #[inline]
-    pub(crate) fn push(&mut self, id: u64, operation: Operation, local: Local) {
+    pub(crate) fn push(&mut self, id: u64, operation: RequestOperation, local: Local) {
         self.add(Flight::Verb(id), operation, local);
     }
 
@@ -147,15 +149,15 @@ impl Wire {
     }
 
     /// Adds a message to the batch: `header`, and the piece of `whole` that it describes.
-    pub(crate) fn push_message(&mut self, header: &Header, whole: &[u8]) {
+    pub(crate) fn push_message(&mut self, header: &PieceHeader, whole: &[u8]) {
         let number = self.free_numbers.pop().expect("the caller has checked `has_number`");
         let local = self.places.put(self.window + number, header, whole);
         self.numbers[number] = (false, false);
         self.awaited.push_back(number);
-        self.add(Flight::Message(number), Operation::Send, local);
+        self.add(Flight::Message(number), RequestOperation::Send, local);
     }
 
-    fn add(&mut self, flight: Flight, operation: Operation, local: Local) {
+    fn add(&mut self, flight: Flight, operation: RequestOperation, local: Local) {
         let id = self.first_flight + self.flights.len() as u64;
         self.untold += 1;
         let told = self.untold >= TOLD.min((self.room / 2).max(1));
@@ -181,7 +183,7 @@ impl Wire {
     ///
     /// # Errors
     /// The connection is broken.
-    pub(crate) fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+    pub(crate) fn poll(&mut self, events: &mut Vec<PollEvent>) -> io::Result<()> {
         let mut found = [Wc::default(); COMPLETIONS];
         loop {
             let count = self.completions.poll(&mut found)?;
@@ -191,7 +193,7 @@ impl Wire {
                 }
                 if done.wr_id & RECEIVED != 0 {
                     let (place, bytes) = ((done.wr_id & !RECEIVED) as usize, done.byte_len);
-                    events.push(Event::Message { place, bytes: bytes as usize });
+                    events.push(PollEvent::Message { place, bytes: bytes as usize });
                 } else {
                     self.settle(done.wr_id, events);
                 }
@@ -203,12 +205,12 @@ impl Wire {
     }
 
     /// Completes the requests up to number `last`.
-    fn settle(&mut self, last: u64, events: &mut Vec<Event>) {
+    fn settle(&mut self, last: u64, events: &mut Vec<PollEvent>) {
         while self.first_flight <= last {
             let Some(flight) = self.flights.pop_front() else { return };
             self.first_flight += 1;
             match flight {
-                Flight::Verb(id) => events.push(Event::Done(id)),
+                Flight::Verb(id) => events.push(PollEvent::Done(id)),
                 Flight::Message(number) => {
                     self.numbers[number].0 = true;
                     self.free(number);

@@ -4,7 +4,7 @@
 
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::executor::Executor;
-use farleaf_fabric::handshake::{HandshakeError, Refusal, Role, Token};
+use farleaf_fabric::handshake::{HandshakeError, HandshakeRefusal, PeerRole, Token};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::tcp::{TcpServer, TcpServerConfig};
 use farleaf_fabric::{
@@ -12,8 +12,8 @@ use farleaf_fabric::{
     Region, RpcService, ServerId, Uncertainty,
 };
 use farleaf_fabric_verbs::{
-    DeviceChoice, Missing, VerbsCluster, VerbsConfig, VerbsDriver, VerbsServer, VerbsServerConfig,
-    probe,
+    DeviceChoice, RdmaUnavailable, VerbsCluster, VerbsConfig, VerbsDriver, VerbsServer,
+    VerbsServerConfig, probe,
 };
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
@@ -57,9 +57,11 @@ fn the_probe_finds_the_device() {
     assert!(found.address.to_ipv4_mapped().is_some(), "{found:?}");
     let nobody = DeviceChoice { device: Some("nobody".into()), ..DeviceChoice::default() };
     let missing = probe(&nobody, 4096).unwrap_err();
-    assert!(matches!(&missing, Missing::Device { there, .. } if *there == [found.device.clone()]));
+    assert!(
+        matches!(&missing, RdmaUnavailable::Device { there, .. } if *there == [found.device.clone()])
+    );
     let nowhere = DeviceChoice { port: 77, ..DeviceChoice::default() };
-    assert!(matches!(probe(&nowhere, 4096).unwrap_err(), Missing::Broken { .. }));
+    assert!(matches!(probe(&nowhere, 4096).unwrap_err(), RdmaUnavailable::Broken { .. }));
 }
 
 /// Decision 031: the memory of a restarted server is lost, so its clients must not rely on what
@@ -226,7 +228,7 @@ fn strangers_are_not_let_in() {
         (0..5).map(|_| TcpStream::connect(server.local_address()).unwrap()).collect();
     let stranger = connect(&server, &Token::draw().unwrap(), VerbsConfig::default());
     let refused = stranger.run_one(|fabric| async move { word(&fabric, 0).await.unwrap_err() });
-    let why = HandshakeError::Refused(Refusal::Token);
+    let why = HandshakeError::Refused(HandshakeRefusal::Token);
     assert_eq!(refused, FabricError::NotLetIn { server: SERVER, why });
     let friend = connect(&server, &token, VerbsConfig::default());
     let server = &server;
@@ -248,7 +250,7 @@ fn a_tcp_server_is_no_verbs_server() {
     let token = Token::draw().unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let service = TestService::new(REGION_BYTES);
-    let config = TcpServerConfig { accepts: &[Role::ComputeServer], ..Default::default() };
+    let config = TcpServerConfig { accepts: &[PeerRole::ComputeServer], ..Default::default() };
     let server = TcpServer::start(listener, service, &token, config).unwrap();
     let config = VerbsConfig { connect_timeout_ns: 300_000_000, ..VerbsConfig::default() };
     let cluster = VerbsCluster::connect(vec![server.local_address()], &token, config).unwrap();

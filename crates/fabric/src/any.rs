@@ -11,7 +11,7 @@
 //! *Thread safety*: the same as for the providers.
 
 #[cfg(not(any(loom, shuttle)))]
-use crate::endpoint::{Detached, Endpoint, NoHeldRead, Op, Transport};
+use crate::endpoint::{Detached, Endpoint, EndpointOp, NoHeldRead, Transport};
 use crate::local::{LocalFabric, LocalOp};
 #[cfg(not(any(loom, shuttle)))]
 use crate::shm::{Shm, ShmFabric};
@@ -60,16 +60,16 @@ impl Debug for OtherFabric {
 /// A posted operation of any provider.
 #[derive(Debug)]
 #[must_use = "an operation is only known to have happened once it is awaited"]
-pub struct AnyOp<T>(State<T>);
+pub struct AnyOp<T>(AnyOpState<T>);
 
 #[derive(Debug)]
-enum State<T> {
+enum AnyOpState<T> {
     Local(LocalOp<T>),
     Sim(SimOp<T>),
     #[cfg(not(any(loom, shuttle)))]
-    Tcp(Op<T, Tcp>),
+    Tcp(EndpointOp<T, Tcp>),
     #[cfg(not(any(loom, shuttle)))]
-    Shm(Op<T, Shm>),
+    Shm(EndpointOp<T, Shm>),
     #[cfg(not(any(loom, shuttle)))]
     Detached(Detached<T>),
     Other(OtherOp<T>),
@@ -89,15 +89,15 @@ impl<T: 'static> Future for AnyOp<T> {
     #[inline]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.get_mut().0 {
-            State::Local(op) => Pin::new(op).poll(context),
-            State::Sim(op) => Pin::new(op).poll(context),
+            AnyOpState::Local(op) => Pin::new(op).poll(context),
+            AnyOpState::Sim(op) => Pin::new(op).poll(context),
             #[cfg(not(any(loom, shuttle)))]
-            State::Tcp(op) => Pin::new(op).poll(context),
+            AnyOpState::Tcp(op) => Pin::new(op).poll(context),
             #[cfg(not(any(loom, shuttle)))]
-            State::Shm(op) => Pin::new(op).poll(context),
+            AnyOpState::Shm(op) => Pin::new(op).poll(context),
             #[cfg(not(any(loom, shuttle)))]
-            State::Detached(op) => Pin::new(op).poll(context),
-            State::Other(op) => op.0.as_mut().poll(context),
+            AnyOpState::Detached(op) => Pin::new(op).poll(context),
+            AnyOpState::Other(op) => op.0.as_mut().poll(context),
         }
     }
 }
@@ -132,15 +132,15 @@ trait Erased {
 struct Foreign<F, B>(F, B);
 
 /// How the operations of an endpoint become [`AnyOp`]s.
-trait Become<F: Fabric> {
+trait OpConverter<F: Fabric> {
     fn become_any<T: 'static>(&self, op: F::Op<T>) -> AnyOp<T>;
 }
 
 struct Boxed;
 
-impl<F: Fabric> Become<F> for Boxed {
+impl<F: Fabric> OpConverter<F> for Boxed {
     fn become_any<T: 'static>(&self, op: F::Op<T>) -> AnyOp<T> {
-        AnyOp(State::Other(OtherOp(Box::pin(op))))
+        AnyOp(AnyOpState::Other(OtherOp(Box::pin(op))))
     }
 }
 
@@ -148,13 +148,13 @@ impl<F: Fabric> Become<F> for Boxed {
 struct Unsized;
 
 #[cfg(not(any(loom, shuttle)))]
-impl<X: Transport<HeldRead = NoHeldRead>> Become<Endpoint<X>> for Unsized {
-    fn become_any<T: 'static>(&self, op: Op<T, X>) -> AnyOp<T> {
-        AnyOp(State::Detached(op.detach()))
+impl<X: Transport<HeldRead = NoHeldRead>> OpConverter<Endpoint<X>> for Unsized {
+    fn become_any<T: 'static>(&self, op: EndpointOp<T, X>) -> AnyOp<T> {
+        AnyOp(AnyOpState::Detached(op.detach()))
     }
 }
 
-impl<F: Fabric, B: Become<F>> Erased for Foreign<F, B> {
+impl<F: Fabric, B: OpConverter<F>> Erased for Foreign<F, B> {
     fn read(&self, at: GlobalAddr, into: Buffer) -> AnyOp<Buffer> {
         self.1.become_any(self.0.read(at, into))
     }
@@ -268,12 +268,12 @@ macro_rules! with {
 macro_rules! post {
     ($any:expr, $verb:ident($($argument:expr),*)) => {
         AnyOp(match $any {
-            AnyFabric::Local(fabric) => State::Local(fabric.$verb($($argument),*)),
-            AnyFabric::Sim(fabric) => State::Sim(fabric.$verb($($argument),*)),
+            AnyFabric::Local(fabric) => AnyOpState::Local(fabric.$verb($($argument),*)),
+            AnyFabric::Sim(fabric) => AnyOpState::Sim(fabric.$verb($($argument),*)),
             #[cfg(not(any(loom, shuttle)))]
-            AnyFabric::Tcp(fabric) => State::Tcp(fabric.$verb($($argument),*)),
+            AnyFabric::Tcp(fabric) => AnyOpState::Tcp(fabric.$verb($($argument),*)),
             #[cfg(not(any(loom, shuttle)))]
-            AnyFabric::Shm(fabric) => State::Shm(fabric.$verb($($argument),*)),
+            AnyFabric::Shm(fabric) => AnyOpState::Shm(fabric.$verb($($argument),*)),
             AnyFabric::Other(OtherFabric(fabric)) => return fabric.$verb($($argument),*),
         })
     };

@@ -7,7 +7,7 @@
 //! *Thread safety*: every thread of the server calls [`Calls`]; a [`ReplySink`] may go to any
 //! thread.
 
-use crate::handshake::Identity;
+use crate::handshake::PeerIdentity;
 use crate::sync::{Arc, ObjectArc};
 use crate::{Cpu, Message, Region, RpcService};
 use std::fmt;
@@ -18,9 +18,10 @@ pub trait Calls: Send + Sync + 'static {
     /// The memory that verbs access; `None` makes every verb out of bounds.
     fn memory(&self) -> Option<&Arc<Region>>;
 
-    /// Answers one request, whatever its bytes: at once, by writing [`Call::reply`], or later,
-    /// through [`Call::later`]. Must not block, because its thread serves other connections too.
-    fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) -> impl Future<Output = ()>;
+    /// Answers one request, whatever its bytes: at once, by writing [`ServiceCall::reply`], or
+    /// later, through [`ServiceCall::later`]. Must not block, because its thread serves other
+    /// connections too.
+    fn call<C: Cpu>(&self, cpu: &C, call: ServiceCall<'_>) -> impl Future<Output = ()>;
 
     /// Housekeeping after an immediate answer has been sent, on the thread that served it: a
     /// bounded amount of work, or none.
@@ -37,7 +38,7 @@ impl<S: RpcService> Calls for S {
     }
 
     #[inline]
-    fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) -> impl Future<Output = ()> {
+    fn call<C: Cpu>(&self, cpu: &C, call: ServiceCall<'_>) -> impl Future<Output = ()> {
         self.handle(cpu, call.peer.number, call.request, call.reply)
     }
 
@@ -48,9 +49,9 @@ impl<S: RpcService> Calls for S {
 }
 
 /// One request.
-pub struct Call<'a> {
+pub struct ServiceCall<'a> {
     /// The endpoint that sent it.
-    pub peer: Identity,
+    pub peer: PeerIdentity,
     /// The bytes of the request.
     pub request: &'a [u8],
     /// The answer, empty at first. It is sent when the call returns, unless it will be answered
@@ -59,21 +60,21 @@ pub struct Call<'a> {
     defer: &'a mut dyn FnMut() -> ReplySink,
 }
 
-impl fmt::Debug for Call<'_> {
+impl fmt::Debug for ServiceCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = self.request.len();
-        f.debug_struct("Call")
+        f.debug_struct("ServiceCall")
             .field("peer", &self.peer)
             .field("bytes", &bytes)
             .finish_non_exhaustive()
     }
 }
 
-impl<'a> Call<'a> {
+impl<'a> ServiceCall<'a> {
     /// Wraps a call that a host has received. `defer` creates the sink for a later answer.
     #[inline]
     pub fn new(
-        peer: Identity,
+        peer: PeerIdentity,
         request: &'a [u8],
         reply: &'a mut Message,
         defer: &'a mut dyn FnMut() -> ReplySink,
@@ -88,27 +89,27 @@ impl<'a> Call<'a> {
 }
 
 /// Takes later answers and delivers them to the callers.
-pub trait Answers: fmt::Debug + Send + Sync {
+pub trait LaterAnswers: fmt::Debug + Send + Sync {
     /// Takes the answer to the call of `ticket`, from any thread; `None` if there will be none.
-    fn answer(&self, ticket: Ticket, reply: Option<Message>);
+    fn answer(&self, ticket: CallTicket, reply: Option<Message>);
 }
 
 /// Identifies one of a host's calls; the host defines its meaning.
-pub type Ticket = [u64; 2];
+pub type CallTicket = [u64; 2];
 
 /// Takes the answer to one call. If it is dropped without an answer, the caller gets an error and
 /// does not know whether its request was carried out.
 #[derive(Debug)]
 #[must_use = "a call waits for its answer"]
 pub struct ReplySink {
-    answers: ObjectArc<dyn Answers>,
+    answers: ObjectArc<dyn LaterAnswers>,
     /// Taken once the answer has been handed over.
-    ticket: Option<Ticket>,
+    ticket: Option<CallTicket>,
 }
 
 impl ReplySink {
     /// The sink of one call of a host.
-    pub fn new(answers: ObjectArc<dyn Answers>, ticket: Ticket) -> Self {
+    pub fn new(answers: ObjectArc<dyn LaterAnswers>, ticket: CallTicket) -> Self {
         Self { answers, ticket: Some(ticket) }
     }
 

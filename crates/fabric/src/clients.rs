@@ -14,7 +14,7 @@ use std::pin::Pin;
 pub type ClientTask<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// A client to run: its number and its compute server.
-type Client = (usize, u16);
+type ClientPlacement = (usize, u16);
 
 /// Runs a client for each of `compute_servers`: either each on its own thread, or all on the
 /// calling thread. `open` prepares the clients of one thread there, and `run` runs them. No client
@@ -25,10 +25,10 @@ type Client = (usize, u16);
 pub fn run_on_threads<T>(
     compute_servers: &[u16],
     on_one_thread: bool,
-    open: &(dyn Fn(&[Client]) -> io::Result<T> + Sync),
-    run: &(dyn Fn(T, &[Client]) + Sync),
+    open: &(dyn Fn(&[ClientPlacement]) -> io::Result<T> + Sync),
+    run: &(dyn Fn(T, &[ClientPlacement]) + Sync),
 ) -> io::Result<()> {
-    let clients: Vec<Client> = compute_servers.iter().copied().enumerate().collect();
+    let clients: Vec<ClientPlacement> = compute_servers.iter().copied().enumerate().collect();
     if on_one_thread || clients.len() == 1 {
         run(open(&clients)?, &clients);
         return Ok(());
@@ -89,7 +89,7 @@ pub fn run_on_threads<T>(
 /// If an operation never ends.
 pub fn run_here<'a, F>(
     driver: &impl Driver,
-    clients: &[Client],
+    clients: &[ClientPlacement],
     endpoints: Vec<F>,
     start: &'a (dyn Fn(F, usize) -> ClientTask<'a> + Sync),
 ) {
@@ -111,14 +111,14 @@ mod tests {
     fn no_client_runs_unless_all_can() {
         let run = |refused: usize, on_one_thread| {
             let ran = AtomicUsize::new(0);
-            let open = |clients: &[Client]| {
+            let open = |clients: &[ClientPlacement]| {
                 let is_refused = clients.iter().any(|(number, _)| *number == refused);
                 match is_refused {
                     true => Err(io::Error::from_raw_os_error(24)),
                     false => Ok(clients.len()),
                 }
             };
-            let count = |opened, clients: &[Client]| {
+            let count = |opened, clients: &[ClientPlacement]| {
                 assert_eq!(opened, clients.len());
                 ran.fetch_add(opened, Ordering::Relaxed);
             };

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 /// The clock of one cluster.
 #[derive(Clone, Debug)]
-pub struct Clock {
+pub struct ClusterClock {
     #[cfg(not(shuttle))]
     started: Instant,
     #[cfg(shuttle)]
@@ -22,7 +22,7 @@ pub struct Clock {
 }
 
 #[cfg(not(shuttle))]
-impl Clock {
+impl ClusterClock {
     /// A clock that starts now.
     pub fn start() -> Self {
         #[expect(clippy::disallowed_methods, reason = "this is where the fabric's time comes from")]
@@ -43,7 +43,7 @@ impl Clock {
 }
 
 #[cfg(shuttle)]
-impl Clock {
+impl ClusterClock {
     /// A clock that starts now.
     pub fn start() -> Self {
         Self { now_ns: Arc::new(AtomicU64::new(0)) }

@@ -34,16 +34,16 @@ pub type BoxTask = Pin<Box<dyn Future<Output = ()>>>;
 
 /// A driver's requests to its executor.
 #[derive(Default)]
-pub struct Requests {
+pub struct ExecutorRequests {
     /// Tasks to spawn, each with its group.
     pub spawn: Vec<(u32, BoxTask)>,
     /// Groups to kill at once.
     pub kill: Vec<u32>,
 }
 
-impl std::fmt::Debug for Requests {
+impl std::fmt::Debug for ExecutorRequests {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Requests")
+        f.debug_struct("ExecutorRequests")
             .field("spawn", &self.spawn.len())
             .field("kill", &self.kill)
             .finish()
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Requests {
 
 /// The result of asking a driver for progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum DriverProgress {
     /// Something happened; check for ready tasks.
     Advanced,
     /// Nothing yet: wait until another thread wakes a task or `ns` nanoseconds pass.
@@ -66,7 +66,7 @@ pub enum Progress {
 
 /// The state in which [`Executor::turn`] leaves the tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum TurnState {
     /// Every task waits. Turn again after at most `ns` nanoseconds, or when the driver's descriptor
     /// becomes readable because of its own sockets or its [`Driver::unparker`].
     Idle {
@@ -82,10 +82,10 @@ pub enum Turn {
 /// Makes progress when none of an executor's tasks is ready.
 pub trait Driver {
     /// Called before each check for ready tasks; returns tasks to spawn and groups to kill.
-    fn requests(&self) -> Option<Requests>;
+    fn requests(&self) -> Option<ExecutorRequests>;
 
     /// Called when no task is ready.
-    fn progress(&self) -> Progress;
+    fn progress(&self) -> DriverProgress;
 
     /// Whether [`Driver::progress`] must be called even though tasks are ready, because other
     /// threads or peers wait for the effects of earlier polls. Checked between two polls by
@@ -100,42 +100,43 @@ pub trait Driver {
         None
     }
 
-    /// Called after [`Progress::Wait`] if there is a [`Driver::unparker`]: blocks for at most `ns`.
+    /// Called after [`DriverProgress::Wait`] if there is a [`Driver::unparker`]: blocks for at most
+    /// `ns`.
     fn wait(&self, _ns: u64) {}
 }
 
 thread_local! {
     /// The executor that runs on this thread, and its tasks that this thread has woken. Almost all
     /// wakes end up here and need no lock. Empty while no executor runs.
-    static HERE: RefCell<Here> = const { RefCell::new(Here { queue: None, tasks: VecDeque::new() }) };
+    static HERE: RefCell<CurrentExecutor> = const { RefCell::new(CurrentExecutor { queue: None, tasks: VecDeque::new() }) };
 }
 
-struct Here {
+struct CurrentExecutor {
     queue: Option<Arc<ReadyQueue>>,
     tasks: VecDeque<Arc<TaskHandle>>,
 }
 
 /// An executor that runs on this thread, until it is dropped.
-struct Running {
-    before: Here,
+struct RunningExecutor {
+    before: CurrentExecutor,
 }
 
-impl Running {
+impl RunningExecutor {
     fn new(queue: &Arc<ReadyQueue>) -> Self {
         let mut state = lock_std(&queue.state);
         let tasks = std::mem::take(&mut state.tasks);
         queue.is_shared.store(false, Ordering::Release);
         drop(state);
-        let here = Here { queue: Some(Arc::clone(queue)), tasks };
+        let here = CurrentExecutor { queue: Some(Arc::clone(queue)), tasks };
         Self { before: HERE.replace(here) }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningExecutor {
     fn drop(&mut self) {
-        let nothing = Here { queue: None, tasks: VecDeque::new() };
+        let nothing = CurrentExecutor { queue: None, tasks: VecDeque::new() };
         let before = std::mem::replace(&mut self.before, nothing);
-        let Here { queue, mut tasks } = HERE.replace(before);
+        let CurrentExecutor { queue, mut tasks } = HERE.replace(before);
         if let Some(queue) = queue {
             let mut state = lock_std(&queue.state);
             tasks.append(&mut state.tasks);
@@ -237,7 +238,7 @@ fn lock_std<T>(mutex: &StdMutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-struct Task<'a> {
+struct SpawnedTask<'a> {
     group: u32,
     handle: Arc<TaskHandle>,
     waker: Waker,
@@ -246,7 +247,7 @@ struct Task<'a> {
 
 /// Runs tasks on one thread.
 pub struct Executor<'a> {
-    tasks: Vec<Option<Task<'a>>>,
+    tasks: Vec<Option<SpawnedTask<'a>>>,
     vacant: Vec<usize>,
     live: usize,
     generation: u64,
@@ -266,7 +267,7 @@ impl std::fmt::Debug for Executor<'_> {
 }
 
 /// Maximum sleep of an idle executor.
-const LONGEST_WAIT_NS: u64 = 100_000_000;
+const MAX_WAIT_NS: u64 = 100_000_000;
 /// An idle executor yields its core instead of sleeping for less than this.
 const SHORT_WAIT_NS: u64 = 100_000;
 
@@ -306,7 +307,7 @@ impl<'a> Executor<'a> {
         if !self.queue.push_here(&handle) {
             drop(self.queue.push(Arc::clone(&handle)));
         }
-        self.tasks[index] = Some(Task { group, handle, waker, future });
+        self.tasks[index] = Some(SpawnedTask { group, handle, waker, future });
         self.live += 1;
     }
 
@@ -318,20 +319,20 @@ impl<'a> Executor<'a> {
     /// Runs ready tasks until all wait, and never blocks: for callers that wait elsewhere, such as
     /// in another executor's event loop. It sends what the tasks post; to receive what has arrived,
     /// call [`Driver::wait`] with 0 first. Ends after `most_polls` polls of tasks. After
-    /// [`Turn::Idle`], a wake by another thread unparks the driver.
-    pub fn turn(&mut self, driver: &impl Driver, most_polls: usize) -> Turn {
+    /// [`TurnState::Idle`], a wake by another thread unparks the driver.
+    pub fn turn(&mut self, driver: &impl Driver, most_polls: usize) -> TurnState {
         let mut state = lock_std(&self.queue.state);
         state.sleeping = false;
         if state.unparker.is_none() {
             state.unparker = driver.unparker();
         }
         drop(state);
-        let _running = Running::new(&self.queue);
+        let _running = RunningExecutor::new(&self.queue);
         let (mut polls_left, mut has_advanced) = (most_polls, false);
         loop {
             self.serve(driver);
             if polls_left == 0 {
-                return Turn::Busy;
+                return TurnState::Busy;
             }
             if let Some(handle) = self.queue.pop() {
                 self.poll(&handle);
@@ -339,17 +340,17 @@ impl<'a> Executor<'a> {
                 continue;
             }
             let ns = match driver.progress() {
-                Progress::Advanced => {
+                DriverProgress::Advanced => {
                     has_advanced = true;
                     continue;
                 }
-                Progress::Wait { ns } => ns,
-                Progress::Stuck => u64::MAX,
+                DriverProgress::Wait { ns } => ns,
+                DriverProgress::Stuck => u64::MAX,
             };
             let mut state = lock_std(&self.queue.state);
             if state.tasks.is_empty() && none_here() {
                 state.sleeping = true;
-                return Turn::Idle { ns, has_advanced };
+                return TurnState::Idle { ns, has_advanced };
             }
         }
     }
@@ -389,7 +390,7 @@ impl<'a> Executor<'a> {
 
     fn run_while(&mut self, driver: &dyn Driver, go_on: &dyn Fn(&Self) -> bool) -> bool {
         lock_std(&self.queue.state).unparker = driver.unparker();
-        let _running = Running::new(&self.queue);
+        let _running = RunningExecutor::new(&self.queue);
         let mut ended = true;
         loop {
             ended |= self.serve(driver);
@@ -406,9 +407,9 @@ impl<'a> Executor<'a> {
                 continue;
             }
             match driver.progress() {
-                Progress::Advanced => {}
-                Progress::Wait { ns } => self.idle(ns, driver),
-                Progress::Stuck => {
+                DriverProgress::Advanced => {}
+                DriverProgress::Wait { ns } => self.idle(ns, driver),
+                DriverProgress::Stuck => {
                     self.serve(driver);
                     if !go_on(self) {
                         return true;
@@ -473,7 +474,7 @@ impl<'a> Executor<'a> {
             if state.tasks.is_empty() {
                 state.sleeping = true;
                 drop(state);
-                driver.wait(ns.min(LONGEST_WAIT_NS));
+                driver.wait(ns.min(MAX_WAIT_NS));
                 lock_std(&self.queue.state).sleeping = false;
             }
             return;
@@ -486,7 +487,7 @@ impl<'a> Executor<'a> {
         }
         let mut state = lock_std(&self.queue.state);
         if state.tasks.is_empty() {
-            let wait = Duration::from_nanos(ns.min(LONGEST_WAIT_NS));
+            let wait = Duration::from_nanos(ns.min(MAX_WAIT_NS));
             state.sleeping = true;
             let woken = self.queue.woken.wait_timeout(state, wait);
             let (mut state, _) = woken.unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -501,13 +502,13 @@ mod tests {
     use std::cell::{Cell, RefCell};
     use std::rc::Rc;
 
-    struct Idle;
-    impl Driver for Idle {
-        fn requests(&self) -> Option<Requests> {
+    struct IdleDriver;
+    impl Driver for IdleDriver {
+        fn requests(&self) -> Option<ExecutorRequests> {
             None
         }
-        fn progress(&self) -> Progress {
-            Progress::Stuck
+        fn progress(&self) -> DriverProgress {
+            DriverProgress::Stuck
         }
     }
 
@@ -536,34 +537,34 @@ mod tests {
                 }
             });
         }
-        assert!(executor.run(&Idle));
+        assert!(executor.run(&IdleDriver));
         assert_eq!(*trace.borrow(), [0, 1, 2, 0, 1, 2]);
     }
 
     #[test]
     fn a_turn_never_blocks_and_ends_by_its_limit() {
-        struct Waiting(Arc<StdAtomicBool>);
+        struct WaitingDriver(Arc<StdAtomicBool>);
         struct Unparked(Arc<StdAtomicBool>);
         impl Wake for Unparked {
             fn wake(self: Arc<Self>) {
                 self.0.store(true, Ordering::Release);
             }
         }
-        impl Driver for Waiting {
-            fn requests(&self) -> Option<Requests> {
+        impl Driver for WaitingDriver {
+            fn requests(&self) -> Option<ExecutorRequests> {
                 None
             }
-            fn progress(&self) -> Progress {
-                Progress::Wait { ns: 7 }
+            fn progress(&self) -> DriverProgress {
+                DriverProgress::Wait { ns: 7 }
             }
             fn unparker(&self) -> Option<Waker> {
                 Some(Waker::from(Arc::new(Unparked(Arc::clone(&self.0)))))
             }
         }
         let unparked = Arc::new(StdAtomicBool::new(false));
-        let (driver, ended) = (Waiting(Arc::clone(&unparked)), Rc::new(Cell::new(0)));
+        let (driver, ended) = (WaitingDriver(Arc::clone(&unparked)), Rc::new(Cell::new(0)));
         let (mut executor, waker) = (Executor::new(), Rc::new(RefCell::new(None)));
-        let idle = Turn::Idle { ns: 7, has_advanced: false };
+        let idle = TurnState::Idle { ns: 7, has_advanced: false };
         assert_eq!(executor.turn(&driver, 9), idle);
         let (ends, held) = (Rc::clone(&ended), Rc::clone(&waker));
         executor.spawn(0, async move {
@@ -581,7 +582,7 @@ mod tests {
             ends.set(2);
         });
         assert!(!unparked.load(Ordering::Acquire), "spawning unparks nothing");
-        assert_eq!(executor.turn(&driver, 2), Turn::Busy);
+        assert_eq!(executor.turn(&driver, 2), TurnState::Busy);
         assert_eq!(ended.get(), 0);
         assert_eq!(executor.turn(&driver, 9), idle);
         assert_eq!((ended.get(), executor.live()), (1, 1));
@@ -595,7 +596,7 @@ mod tests {
     fn a_task_that_nobody_can_wake_is_reported() {
         let mut executor = Executor::new();
         executor.spawn(0, std::future::pending());
-        assert!(!executor.run(&Idle));
+        assert!(!executor.run(&IdleDriver));
     }
 
     #[test]
@@ -615,18 +616,18 @@ mod tests {
         });
         executor.kill(7);
         assert!(dropped.get());
-        assert!(executor.run(&Idle));
+        assert!(executor.run(&IdleDriver));
     }
 
     #[test]
     fn another_thread_can_wake() {
         struct Blocking;
         impl Driver for Blocking {
-            fn requests(&self) -> Option<Requests> {
+            fn requests(&self) -> Option<ExecutorRequests> {
                 None
             }
-            fn progress(&self) -> Progress {
-                Progress::Wait { ns: u64::MAX }
+            fn progress(&self) -> DriverProgress {
+                DriverProgress::Wait { ns: u64::MAX }
             }
         }
         let (sender, receiver) = std::sync::mpsc::channel::<Waker>();
@@ -651,22 +652,22 @@ mod tests {
     #[test]
     fn a_driver_that_waits_itself_is_unparked() {
         use std::sync::mpsc::{Receiver, Sender, channel};
-        struct Parking(Sender<()>, Receiver<()>);
-        struct Unpark(Sender<()>);
-        impl Wake for Unpark {
+        struct ParkingDriver(Sender<()>, Receiver<()>);
+        struct UnparkThread(Sender<()>);
+        impl Wake for UnparkThread {
             fn wake(self: Arc<Self>) {
                 self.0.send(()).unwrap();
             }
         }
-        impl Driver for Parking {
-            fn requests(&self) -> Option<Requests> {
+        impl Driver for ParkingDriver {
+            fn requests(&self) -> Option<ExecutorRequests> {
                 None
             }
-            fn progress(&self) -> Progress {
-                Progress::Wait { ns: u64::MAX }
+            fn progress(&self) -> DriverProgress {
+                DriverProgress::Wait { ns: u64::MAX }
             }
             fn unparker(&self) -> Option<Waker> {
-                Some(Waker::from(Arc::new(Unpark(self.0.clone()))))
+                Some(Waker::from(Arc::new(UnparkThread(self.0.clone()))))
             }
             fn wait(&self, _ns: u64) {
                 self.1.recv_timeout(Duration::from_secs(30)).expect("the executor unparks it");
@@ -690,7 +691,7 @@ mod tests {
                 Poll::Pending
             }),
         );
-        assert!(executor.run(&Parking(unpark, parked)));
+        assert!(executor.run(&ParkingDriver(unpark, parked)));
         drop(executor);
         thread.join().unwrap();
     }

@@ -10,19 +10,19 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::handshake::{Identity, NO_FENCES, Refusal, Role};
+use crate::handshake::{HandshakeRefusal, NO_FENCES, PeerIdentity, PeerRole};
 use crate::sync::{Arc, Mutex, MutexGuard, lock};
 use std::collections::BTreeMap;
 
 /// One connection's right to have its requests carried out.
 #[derive(Debug)]
-pub struct Gate {
+pub struct ConnectionGate {
     /// Identity of the peer.
-    pub peer: Identity,
+    pub peer: PeerIdentity,
     open: Mutex<bool>,
 }
 
-impl Gate {
+impl ConnectionGate {
     /// Enters the gate, which keeps it from closing while requests are carried out; `None` if it is
     /// closed.
     #[inline]
@@ -38,14 +38,14 @@ impl Gate {
 }
 
 #[derive(Debug, Default)]
-struct State {
-    gates: Vec<Arc<Gate>>,
+struct GateState {
+    gates: Vec<Arc<ConnectionGate>>,
     /// Number of times each compute server has been fenced; no entry if never.
     fences: BTreeMap<u16, u64>,
 }
 
-impl State {
-    fn take_out(&mut self, which: impl Fn(&Gate) -> bool) -> Vec<Arc<Gate>> {
+impl GateState {
+    fn take_out(&mut self, which: impl Fn(&ConnectionGate) -> bool) -> Vec<Arc<ConnectionGate>> {
         let (out, stay) = self.gates.drain(..).partition(|gate| which(gate));
         self.gates = stay;
         out
@@ -54,30 +54,35 @@ impl State {
 
 /// The gates of one server.
 #[derive(Debug, Default)]
-pub struct Gates {
-    state: Mutex<State>,
+pub struct ServerGates {
+    state: Mutex<GateState>,
 }
 
-impl Gates {
+impl ServerGates {
     /// Admits a connection of `peer`, which sent `fences`. Returns its gate and the fence count
     /// that its next connection must send. Everything that an earlier connection of this peer sent
     /// has then been applied or never will be.
     ///
     /// # Errors
-    /// [`Refusal::Fenced`] if its compute server was fenced since the peer's first connection.
-    pub fn admit(&self, peer: Identity, fences: u64) -> Result<(Arc<Gate>, u64), Refusal> {
+    /// [`HandshakeRefusal::Fenced`] if its compute server was fenced since the peer's first
+    /// connection.
+    pub fn admit(
+        &self,
+        peer: PeerIdentity,
+        fences: u64,
+    ) -> Result<(Arc<ConnectionGate>, u64), HandshakeRefusal> {
         let mut state = lock(&self.state);
         let known = match peer.role {
-            Role::ComputeServer => state.fences.get(&peer.number).copied().unwrap_or(0),
+            PeerRole::ComputeServer => state.fences.get(&peer.number).copied().unwrap_or(0),
             _ => 0,
         };
         // A higher count is from an earlier life of this server; the peer detects that by the
         // epoch.
         if fences != NO_FENCES && fences < known {
-            return Err(Refusal::Fenced);
+            return Err(HandshakeRefusal::Fenced);
         }
         let earlier = state.take_out(|gate| gate.peer == peer);
-        let gate = Arc::new(Gate { peer, open: Mutex::new(true) });
+        let gate = Arc::new(ConnectionGate { peer, open: Mutex::new(true) });
         state.gates.push(Arc::clone(&gate));
         drop(state);
         earlier.iter().for_each(|gate| gate.close());
@@ -90,7 +95,7 @@ impl Gates {
         let mut state = lock(&self.state);
         *state.fences.entry(compute_server).or_insert(0) += 1;
         let out = state.take_out(|gate| {
-            gate.peer.role == Role::ComputeServer && gate.peer.number == compute_server
+            gate.peer.role == PeerRole::ComputeServer && gate.peer.number == compute_server
         });
         drop(state);
         out.iter().for_each(|gate| gate.close());
@@ -98,7 +103,7 @@ impl Gates {
     }
 
     /// Removes the gate of a connection that has ended.
-    pub fn leave(&self, gate: &Arc<Gate>) {
+    pub fn leave(&self, gate: &Arc<ConnectionGate>) {
         lock(&self.state).gates.retain(|other| !Arc::ptr_eq(other, gate));
     }
 }
@@ -107,13 +112,13 @@ impl Gates {
 mod tests {
     use super::*;
 
-    fn endpoint(number: u16, epoch: u64) -> Identity {
-        Identity { role: Role::ComputeServer, number, epoch }
+    fn endpoint(number: u16, epoch: u64) -> PeerIdentity {
+        PeerIdentity { role: PeerRole::ComputeServer, number, epoch }
     }
 
     #[test]
     fn the_next_connection_closes_the_last() {
-        let gates = Gates::default();
+        let gates = ServerGates::default();
         let (first, fences) = gates.admit(endpoint(1, 10), NO_FENCES).unwrap();
         let (other, _) = gates.admit(endpoint(1, 11), NO_FENCES).unwrap();
         assert!(first.enter().is_some());
@@ -126,12 +131,12 @@ mod tests {
 
     #[test]
     fn a_fence_shuts_out_those_who_were_there() {
-        let gates = Gates::default();
+        let gates = ServerGates::default();
         let (gate, fences) = gates.admit(endpoint(1, 10), NO_FENCES).unwrap();
         let (bystander, _) = gates.admit(endpoint(2, 20), NO_FENCES).unwrap();
         assert!(gates.fence(1));
         assert!(gate.enter().is_none() && bystander.enter().is_some());
-        assert_eq!(gates.admit(endpoint(1, 10), fences).unwrap_err(), Refusal::Fenced);
+        assert_eq!(gates.admit(endpoint(1, 10), fences).unwrap_err(), HandshakeRefusal::Fenced);
         // A new endpoint of the same compute server is admitted, and may reconnect.
         let (gate, fences) = gates.admit(endpoint(1, 12), NO_FENCES).unwrap();
         assert!(gate.enter().is_some());

@@ -179,7 +179,7 @@ impl fmt::Debug for Token {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]
-pub enum Role {
+pub enum PeerRole {
     /// A program that uses compute servers.
     Client = 1,
     /// A compute server; to a memory server, one endpoint of it.
@@ -190,7 +190,7 @@ pub enum Role {
     Catalog = 4,
 }
 
-impl Role {
+impl PeerRole {
     fn from_byte(byte: u8) -> Option<Self> {
         [Self::Client, Self::ComputeServer, Self::MemoryServer, Self::Catalog]
             .into_iter()
@@ -198,7 +198,7 @@ impl Role {
     }
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for PeerRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Client => "client",
@@ -211,9 +211,9 @@ impl fmt::Display for Role {
 
 /// Identity of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct PeerIdentity {
     /// Its role.
-    pub role: Role,
+    pub role: PeerRole,
     /// Its number among the peers of its role.
     pub number: u16,
     /// The epoch that it drew when it started ([`draw_epoch`]).
@@ -224,7 +224,7 @@ pub struct Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum HandshakeRefusal {
     /// The peer uses another version of the protocol.
     Version = 1,
     /// The peer has another token.
@@ -237,7 +237,7 @@ pub enum Refusal {
     Fenced = 5,
 }
 
-impl Refusal {
+impl HandshakeRefusal {
     fn from_number(number: u16) -> Option<Self> {
         [Self::Version, Self::Token, Self::Role, Self::Full, Self::Fenced]
             .into_iter()
@@ -255,7 +255,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for HandshakeRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Version => "the versions differ",
@@ -285,13 +285,13 @@ pub enum HandshakeError {
     Token,
     /// This side does not accept peers of that role.
     #[error("connections from a {0} are not accepted here")]
-    Role(Role),
+    Role(PeerRole),
     /// The peer that answered is not the one that the initiator expected.
     #[error("{role} {number} answered instead of the expected peer; check the address", role = .0.role, number = .0.number)]
-    OtherPeer(Identity),
+    OtherPeer(PeerIdentity),
     /// The peer refused.
     #[error("the peer refused: {0}")]
-    Refused(Refusal),
+    Refused(HandshakeRefusal),
     /// The deadline has passed.
     #[error("the handshake took too long")]
     TimedOut,
@@ -300,11 +300,11 @@ pub enum HandshakeError {
 impl HandshakeError {
     /// The refusal that the responder sends before it closes the connection; `None` to send
     /// nothing.
-    pub fn refusal(self) -> Option<Refusal> {
+    pub fn refusal(self) -> Option<HandshakeRefusal> {
         match self {
-            Self::Version { .. } => Some(Refusal::Version),
-            Self::Token => Some(Refusal::Token),
-            Self::Role(_) => Some(Refusal::Role),
+            Self::Version { .. } => Some(HandshakeRefusal::Version),
+            Self::Token => Some(HandshakeRefusal::Token),
+            Self::Role(_) => Some(HandshakeRefusal::Role),
             _ => None,
         }
     }
@@ -312,13 +312,13 @@ impl HandshakeError {
 
 /// The decoded header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Header {
+struct HandshakeHeader {
     kind: u8,
-    identity: Identity,
+    identity: PeerIdentity,
     fences: u64,
 }
 
-impl Header {
+impl HandshakeHeader {
     fn encode(&self, payload: &[u8; PAYLOAD_BYTES]) -> HandshakeMessage {
         let mut message = [0; MESSAGE_BYTES];
         message[..8].copy_from_slice(&MAGIC);
@@ -341,7 +341,7 @@ impl Header {
         }
         // A refusal has the same encoding in every version, so decode it before comparing versions.
         if message[10] == REFUSAL && kind != HELLO && kind != PROOF {
-            let refusal = Refusal::from_number(half(14)).ok_or(HandshakeError::Garbage)?;
+            let refusal = HandshakeRefusal::from_number(half(14)).ok_or(HandshakeError::Garbage)?;
             return Err(HandshakeError::Refused(refusal));
         }
         let theirs = half(8);
@@ -351,17 +351,17 @@ impl Header {
         if message[10] != kind || half(14) != 0 {
             return Err(HandshakeError::Garbage);
         }
-        let role = Role::from_byte(message[11]).ok_or(HandshakeError::Garbage)?;
-        let identity = Identity { role, number: half(12), epoch: word(16) };
+        let role = PeerRole::from_byte(message[11]).ok_or(HandshakeError::Garbage)?;
+        let identity = PeerIdentity { role, number: half(12), epoch: word(16) };
         Ok(Self { kind, identity, fences: word(24) })
     }
 }
 
 /// The peer that the initiator expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ExpectedPeer {
     /// The role of the expected peer.
-    pub role: Role,
+    pub role: PeerRole,
     /// The number of the expected peer.
     pub number: u16,
 }
@@ -374,7 +374,7 @@ pub enum InitiatorStep {
     /// The connection is open.
     Open {
         /// Identity of the peer.
-        peer: Identity,
+        peer: PeerIdentity,
         /// The fence count to send in the next hello to the same server.
         fences: u64,
     },
@@ -384,8 +384,8 @@ pub enum InitiatorStep {
 #[derive(Clone, Debug)]
 pub struct Initiator {
     token: Token,
-    wanted: Wanted,
-    header: Header,
+    wanted: ExpectedPeer,
+    header: HandshakeHeader,
     hello: HandshakeMessage,
     challenge: Option<HandshakeMessage>,
     deadline_ns: u64,
@@ -396,13 +396,13 @@ impl Initiator {
     /// last welcome, or [`NO_FENCES`].
     pub fn new(
         token: &Token,
-        me: Identity,
+        me: PeerIdentity,
         fences: u64,
-        wanted: Wanted,
+        wanted: ExpectedPeer,
         nonce: Nonce,
         deadline_ns: u64,
     ) -> Self {
-        let header = Header { kind: HELLO, identity: me, fences };
+        let header = HandshakeHeader { kind: HELLO, identity: me, fences };
         let hello = header.encode(&nonce.0);
         Self { token: token.clone(), wanted, header, hello, challenge: None, deadline_ns }
     }
@@ -430,17 +430,17 @@ impl Initiator {
             return Err(HandshakeError::TimedOut);
         }
         let Some(challenge) = &self.challenge else {
-            let challenge = Header::decode(message, CHALLENGE)?;
+            let challenge = HandshakeHeader::decode(message, CHALLENGE)?;
             self.check_peer(challenge.identity)?;
-            let proving = Header { kind: PROOF, ..self.header };
+            let proving = HandshakeHeader { kind: PROOF, ..self.header };
             let mut proof = proving.encode(&[0; PAYLOAD_BYTES]);
             let mac = self.token.mac(&self.hello, message, &proof[..HEADER_BYTES]);
             proof[HEADER_BYTES..].copy_from_slice(&mac.finalize().into_bytes());
             self.challenge = Some(*message);
             return Ok(InitiatorStep::Send(proof));
         };
-        let welcome = Header::decode(message, WELCOME)?;
-        let challenged = Header::decode(challenge, CHALLENGE)?;
+        let welcome = HandshakeHeader::decode(message, WELCOME)?;
+        let challenged = HandshakeHeader::decode(challenge, CHALLENGE)?;
         if welcome.identity != challenged.identity {
             return Err(HandshakeError::Garbage);
         }
@@ -449,7 +449,7 @@ impl Initiator {
         Ok(InitiatorStep::Open { peer: welcome.identity, fences: welcome.fences })
     }
 
-    fn check_peer(&self, peer: Identity) -> Result<(), HandshakeError> {
+    fn check_peer(&self, peer: PeerIdentity) -> Result<(), HandshakeError> {
         let looked_for = peer.role == self.wanted.role && peer.number == self.wanted.number;
         // A peer with our own role and epoch is reflecting our messages.
         let myself =
@@ -469,7 +469,7 @@ pub enum ResponderStep {
     /// The peer holds the token: admit it ([`Responder::welcome`]) or refuse it.
     Proven {
         /// Identity of the peer.
-        peer: Identity,
+        peer: PeerIdentity,
         /// The fence count from its hello.
         fences: u64,
     },
@@ -479,9 +479,9 @@ pub enum ResponderStep {
 #[derive(Clone, Debug)]
 pub struct Responder {
     token: Token,
-    accepts: &'static [Role],
+    accepts: &'static [PeerRole],
     challenge: HandshakeMessage,
-    header: Header,
+    header: HandshakeHeader,
     hello: Option<HandshakeMessage>,
     deadline_ns: u64,
 }
@@ -490,12 +490,12 @@ impl Responder {
     /// Waits for a hello from a peer of one of the roles in `accepts`.
     pub fn new(
         token: &Token,
-        me: Identity,
-        accepts: &'static [Role],
+        me: PeerIdentity,
+        accepts: &'static [PeerRole],
         nonce: Nonce,
         deadline_ns: u64,
     ) -> Self {
-        let header = Header { kind: CHALLENGE, identity: me, fences: 0 };
+        let header = HandshakeHeader { kind: CHALLENGE, identity: me, fences: 0 };
         let challenge = header.encode(&nonce.0);
         Self { token: token.clone(), accepts, challenge, header, hello: None, deadline_ns }
     }
@@ -518,16 +518,16 @@ impl Responder {
             return Err(HandshakeError::TimedOut);
         }
         let Some(hello) = &self.hello else {
-            let role = Header::decode(message, HELLO)?.identity.role;
+            let role = HandshakeHeader::decode(message, HELLO)?.identity.role;
             if !self.accepts.contains(&role) {
                 return Err(HandshakeError::Role(role));
             }
             self.hello = Some(*message);
             return Ok(ResponderStep::Send(self.challenge));
         };
-        let said = Header::decode(hello, HELLO)?;
-        let proof = Header::decode(message, PROOF)?;
-        if (Header { kind: HELLO, ..proof }) != said {
+        let said = HandshakeHeader::decode(hello, HELLO)?;
+        let proof = HandshakeHeader::decode(message, PROOF)?;
+        if (HandshakeHeader { kind: HELLO, ..proof }) != said {
             return Err(HandshakeError::Garbage);
         }
         let mac = self.token.mac(hello, &self.challenge, &message[..HEADER_BYTES]);
@@ -542,7 +542,7 @@ impl Responder {
     /// If no hello has been received yet.
     pub fn welcome(&self, fences: u64) -> HandshakeMessage {
         let hello = self.hello.as_ref().expect("a welcome comes after the proof");
-        let header = Header { kind: WELCOME, fences, ..self.header };
+        let header = HandshakeHeader { kind: WELCOME, fences, ..self.header };
         let mut message = header.encode(&[0; PAYLOAD_BYTES]);
         let mac = self.token.mac(hello, &self.challenge, &message[..HEADER_BYTES]);
         message[HEADER_BYTES..].copy_from_slice(&mac.finalize().into_bytes());
@@ -552,18 +552,18 @@ impl Responder {
 
 /// Assembles one message from pieces of any size, and never buffers more than one.
 #[derive(Clone, Debug)]
-pub struct Gather {
+pub struct MessageAssembler {
     bytes: HandshakeMessage,
     filled: usize,
 }
 
-impl Default for Gather {
+impl Default for MessageAssembler {
     fn default() -> Self {
         Self { bytes: [0; MESSAGE_BYTES], filled: 0 }
     }
 }
 
-impl Gather {
+impl MessageAssembler {
     /// The space for the next bytes; never empty.
     pub fn missing(&mut self) -> &mut [u8] {
         &mut self.bytes[self.filled..]
@@ -588,9 +588,11 @@ impl Gather {
 mod tests {
     use super::*;
 
-    const ENDPOINT: Identity = Identity { role: Role::ComputeServer, number: 3, epoch: 77 };
-    const SERVER: Identity = Identity { role: Role::MemoryServer, number: 1, epoch: 99 };
-    const WANTED: Wanted = Wanted { role: Role::MemoryServer, number: 1 };
+    const ENDPOINT: PeerIdentity =
+        PeerIdentity { role: PeerRole::ComputeServer, number: 3, epoch: 77 };
+    const SERVER: PeerIdentity =
+        PeerIdentity { role: PeerRole::MemoryServer, number: 1, epoch: 99 };
+    const WANTED: ExpectedPeer = ExpectedPeer { role: PeerRole::MemoryServer, number: 1 };
     const DEADLINE_NS: u64 = 1_000;
 
     fn token(byte: u8) -> Token {
@@ -603,7 +605,7 @@ mod tests {
 
     fn responder(token: &Token) -> Responder {
         let nonce = Nonce::from_bytes([2; 32]);
-        Responder::new(token, SERVER, &[Role::ComputeServer], nonce, DEADLINE_NS)
+        Responder::new(token, SERVER, &[PeerRole::ComputeServer], nonce, DEADLINE_NS)
     }
 
     fn sent(step: ResponderStep) -> HandshakeMessage {
@@ -637,11 +639,14 @@ mod tests {
         let challenge = sent(right.receive(left.hello(), 0).unwrap());
         let proof = proof(&mut left, &challenge);
         let error = right.receive(&proof, 0).unwrap_err();
-        assert_eq!((error, error.refusal()), (HandshakeError::Token, Some(Refusal::Token)));
+        assert_eq!(
+            (error, error.refusal()),
+            (HandshakeError::Token, Some(HandshakeRefusal::Token))
+        );
         // The initiator does not trust a server that admits every peer.
         assert_eq!(left.receive(&right.welcome(0), 0), Err(HandshakeError::Token));
-        let refused = left.receive(&Refusal::Token.message(), 0);
-        assert_eq!(refused, Err(HandshakeError::Refused(Refusal::Token)));
+        let refused = left.receive(&HandshakeRefusal::Token.message(), 0);
+        assert_eq!(refused, Err(HandshakeError::Refused(HandshakeRefusal::Token)));
     }
 
     /// Every bit of every message is covered: a change to any of them is detected.
@@ -685,7 +690,7 @@ mod tests {
         dressed[HEADER_BYTES..].copy_from_slice(&proof[HEADER_BYTES..]);
         assert_eq!(left.receive(&dressed, 0), Err(HandshakeError::Token));
         // A peer that expects another peer of its own role does not accept its own messages.
-        let wanted = Wanted { role: Role::ComputeServer, number: 3 };
+        let wanted = ExpectedPeer { role: PeerRole::ComputeServer, number: 3 };
         let mut alone = Initiator::new(&key, ENDPOINT, 0, wanted, Nonce::from_bytes([1; 32]), 9);
         let mut echo = *alone.hello();
         echo[10] = CHALLENGE;
@@ -700,19 +705,19 @@ mod tests {
         other[8] = theirs as u8;
         let error = responder(&key).receive(&other, 0).unwrap_err();
         assert_eq!(error, HandshakeError::Version { theirs });
-        assert_eq!(error.refusal(), Some(Refusal::Version));
-        let mut from_the_future = Refusal::Version.message();
+        assert_eq!(error.refusal(), Some(HandshakeRefusal::Version));
+        let mut from_the_future = HandshakeRefusal::Version.message();
         from_the_future[8] = theirs as u8;
         let refused = initiator(&key).receive(&from_the_future, 0);
-        assert_eq!(refused, Err(HandshakeError::Refused(Refusal::Version)));
+        assert_eq!(refused, Err(HandshakeError::Refused(HandshakeRefusal::Version)));
 
-        let client = Identity { role: Role::Client, ..ENDPOINT };
+        let client = PeerIdentity { role: PeerRole::Client, ..ENDPOINT };
         let nonce = Nonce::from_bytes([1; 32]);
         let hello = *Initiator::new(&key, client, 0, WANTED, nonce, 9).hello();
         let error = responder(&key).receive(&hello, 0).unwrap_err();
-        assert_eq!(error, HandshakeError::Role(Role::Client));
+        assert_eq!(error, HandshakeError::Role(PeerRole::Client));
 
-        let wanted = Wanted { number: 2, ..WANTED };
+        let wanted = ExpectedPeer { number: 2, ..WANTED };
         let mut lost = Initiator::new(&key, ENDPOINT, 0, wanted, nonce, 9);
         let challenge = sent(responder(&key).receive(lost.hello(), 0).unwrap());
         assert_eq!(lost.receive(&challenge, 0), Err(HandshakeError::OtherPeer(SERVER)));
@@ -733,8 +738,8 @@ mod tests {
 
     #[test]
     fn messages_are_gathered_from_pieces() {
-        let message = Refusal::Full.message();
-        let mut gather = Gather::default();
+        let message = HandshakeRefusal::Full.message();
+        let mut gather = MessageAssembler::default();
         for round in 0..3 {
             for (at, byte) in message.iter().enumerate() {
                 gather.missing()[0] = *byte;

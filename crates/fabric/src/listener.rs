@@ -14,11 +14,14 @@
 //!
 //! *Thread safety*: a [`Listener`] is for any number of threads, an [`Acceptor`] belongs to one.
 
-use crate::clock::Clock;
+use crate::clock::ClusterClock;
 use crate::endpoint::timespec;
-use crate::gates::{Gate, Gates};
-use crate::handshake::{Gather, Identity, Nonce, Refusal, Responder, ResponderStep, Role, Token};
-use crate::sockets::{Heard, next_message, prepare_socket};
+use crate::gates::{ConnectionGate, ServerGates};
+use crate::handshake::{
+    HandshakeRefusal, MessageAssembler, Nonce, PeerIdentity, PeerRole, Responder, ResponderStep,
+    Token,
+};
+use crate::sockets::{SocketRead, next_message, prepare_socket};
 use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering, lock, mpsc};
 use crate::wake::WakeFd;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -43,23 +46,23 @@ const ACCEPT_PAUSE_NS: u64 = 20_000_000;
 pub const PAST: u64 = 1;
 
 /// Names a connection of an acceptor: its slot, and the generation of the slot's content.
-pub type Place = (u32, u32);
+pub type AcceptorPlace = (u32, u32);
 
 /// The epoll token of a connection's events.
-pub fn token_of((slot, generation): Place) -> u64 {
+pub fn token_of((slot, generation): AcceptorPlace) -> u64 {
     u64::from(generation) << 32 | u64::from(slot)
 }
 
 /// The place of the connection that an event belongs to, if it belongs to one.
-pub fn place_of(token: u64) -> Place {
+pub fn place_of(token: u64) -> AcceptorPlace {
     (token as u32, (token >> 32) as u32)
 }
 
 /// Which roles a listener accepts, and how many connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct AdmissionBounds {
     /// The accepted roles.
-    pub accepts: &'static [Role],
+    pub accepts: &'static [PeerRole],
     /// Maximum number of connections.
     pub connections: usize,
     /// Maximum number of unsettled connections of a thread. One more evicts the oldest.
@@ -72,13 +75,13 @@ pub struct Bounds {
 #[derive(Debug)]
 pub struct Listener {
     /// The server's identity.
-    pub identity: Identity,
+    pub identity: PeerIdentity,
     /// Gates of the admitted connections.
-    pub gates: Gates,
+    pub gates: ServerGates,
     /// The server's clock.
-    pub clock: Clock,
+    pub clock: ClusterClock,
     token: Token,
-    bounds: Bounds,
+    bounds: AdmissionBounds,
     connections: AtomicUsize,
     welcomed: AtomicU64,
     refused: AtomicU64,
@@ -86,11 +89,11 @@ pub struct Listener {
 
 impl Listener {
     /// A listener without connections.
-    pub fn new(identity: Identity, token: &Token, bounds: Bounds) -> Self {
+    pub fn new(identity: PeerIdentity, token: &Token, bounds: AdmissionBounds) -> Self {
         Self {
             identity,
-            gates: Gates::default(),
-            clock: Clock::start(),
+            gates: ServerGates::default(),
+            clock: ClusterClock::start(),
             token: token.clone(),
             bounds,
             connections: AtomicUsize::new(0),
@@ -122,7 +125,7 @@ impl Listener {
 /// A connection with an admitted peer.
 pub trait Admitted: Debug {
     /// Its right to have requests executed.
-    fn gate(&self) -> &Arc<Gate>;
+    fn gate(&self) -> &Arc<ConnectionGate>;
 
     /// Whether the connection has no deadline left to meet.
     fn is_settled(&self) -> bool {
@@ -131,23 +134,23 @@ pub trait Admitted: Debug {
 }
 
 #[derive(Debug)]
-enum State<C> {
-    Handshake { responder: Box<Responder>, gather: Gather },
+enum ListenerSlotState<C> {
+    Handshake { responder: Box<Responder>, gather: MessageAssembler },
     Admitted(C),
 }
 
 #[derive(Debug)]
-struct Peer<C> {
+struct ListenerPeer<C> {
     socket: TcpStream,
     /// Deadline for the connection to settle.
     deadline_ns: u64,
-    state: State<C>,
+    state: ListenerSlotState<C>,
 }
 
 #[derive(Debug)]
-struct Slot<C> {
+struct ListenerSlot<C> {
     generation: u32,
-    peer: Option<Peer<C>>,
+    peer: Option<ListenerPeer<C>>,
 }
 
 /// State of a connection after an event.
@@ -157,7 +160,7 @@ pub enum Greeting {
     Pending,
     /// The peer has proven itself; the server must admit or refuse it. The number is its fence
     /// count.
-    Proven(Identity, u64),
+    Proven(PeerIdentity, u64),
     /// The peer is admitted.
     Admitted,
     /// The connection has ended, now or earlier.
@@ -172,10 +175,10 @@ pub struct Acceptor<C> {
     /// When to accept again after a pause.
     accept_again_ns: Option<u64>,
     listener: Arc<Listener>,
-    slots: Vec<Slot<C>>,
+    slots: Vec<ListenerSlot<C>>,
     vacant: Vec<u32>,
     /// Connections that have begun their handshake, oldest first; some have settled since.
-    half_open: VecDeque<Place>,
+    half_open: VecDeque<AcceptorPlace>,
 }
 
 impl<C: Admitted> Acceptor<C> {
@@ -233,21 +236,21 @@ impl<C: Admitted> Acceptor<C> {
         Some(next.saturating_sub(self.listener.clock.now_ns()) + PAST)
     }
 
-    fn peer(&self, (slot, generation): Place) -> Option<&Peer<C>> {
+    fn peer(&self, (slot, generation): AcceptorPlace) -> Option<&ListenerPeer<C>> {
         let slot = self.slots.get(slot as usize)?;
         slot.peer.as_ref().filter(|_| slot.generation == generation)
     }
 
-    fn peer_mut(&mut self, (slot, generation): Place) -> Option<&mut Peer<C>> {
+    fn peer_mut(&mut self, (slot, generation): AcceptorPlace) -> Option<&mut ListenerPeer<C>> {
         let slot = self.slots.get_mut(slot as usize)?;
         slot.peer.as_mut().filter(|_| slot.generation == generation)
     }
 
     /// The deadline of a connection that has not settled.
-    fn deadline_ns(&self, place: Place) -> Option<u64> {
+    fn deadline_ns(&self, place: AcceptorPlace) -> Option<u64> {
         let peer = self.peer(place)?;
         match &peer.state {
-            State::Admitted(admitted) if admitted.is_settled() => None,
+            ListenerSlotState::Admitted(admitted) if admitted.is_settled() => None,
             _ => Some(peer.deadline_ns),
         }
     }
@@ -300,7 +303,7 @@ impl<C: Admitted> Acceptor<C> {
             if before >= self.listener.bounds.connections {
                 self.listener.connections.fetch_sub(1, Ordering::AcqRel);
                 self.listener.count_refused();
-                let _ = (&socket).write(&Refusal::Full.message());
+                let _ = (&socket).write(&HandshakeRefusal::Full.message());
                 continue;
             }
             if let Some(socket) = keep(socket) {
@@ -323,7 +326,7 @@ impl<C: Admitted> Acceptor<C> {
             }
         }
         let slot = self.vacant.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, peer: None });
+            self.slots.push(ListenerSlot { generation: 0, peer: None });
             self.slots.len() as u32 - 1
         });
         let place = (slot, self.slots[slot as usize].generation);
@@ -341,18 +344,18 @@ impl<C: Admitted> Acceptor<C> {
         let deadline_ns = clock.now_ns().saturating_add(bounds.handshake_timeout_ns);
         let responder = Responder::new(token, *identity, bounds.accepts, nonce, deadline_ns);
         let responder = Box::new(responder);
-        let state = State::Handshake { responder, gather: Gather::default() };
-        self.slots[slot as usize].peer = Some(Peer { socket, deadline_ns, state });
+        let state = ListenerSlotState::Handshake { responder, gather: MessageAssembler::default() };
+        self.slots[slot as usize].peer = Some(ListenerPeer { socket, deadline_ns, state });
         self.half_open.push_back(place);
     }
 
-    fn refuse(&mut self, place: Place) {
+    fn refuse(&mut self, place: AcceptorPlace) {
         self.listener.count_refused();
         self.close(place);
     }
 
     /// Ends a connection; returns its state if its peer was admitted.
-    pub fn close(&mut self, place: Place) -> Option<C> {
+    pub fn close(&mut self, place: AcceptorPlace) -> Option<C> {
         self.peer(place)?;
         let slot = &mut self.slots[place.0 as usize];
         let peer = slot.peer.take()?;
@@ -360,8 +363,8 @@ impl<C: Admitted> Acceptor<C> {
         self.vacant.push(place.0);
         self.listener.connections.fetch_sub(1, Ordering::AcqRel);
         match peer.state {
-            State::Handshake { .. } => None,
-            State::Admitted(admitted) => {
+            ListenerSlotState::Handshake { .. } => None,
+            ListenerSlotState::Admitted(admitted) => {
                 self.listener.gates.leave(admitted.gate());
                 Some(admitted)
             }
@@ -369,15 +372,15 @@ impl<C: Admitted> Acceptor<C> {
     }
 
     /// The places of all connections.
-    pub fn places(&self) -> Vec<Place> {
+    pub fn places(&self) -> Vec<AcceptorPlace> {
         let slots = (0..).zip(&self.slots);
         slots.filter(|(_, it)| it.peer.is_some()).map(|(slot, it)| (slot, it.generation)).collect()
     }
 
     /// The connections whose gates are closed.
-    pub fn shut_out(&self) -> Vec<Place> {
-        let is_shut_out = |place: &Place| match self.peer(*place).map(|peer| &peer.state) {
-            Some(State::Admitted(admitted)) => admitted.gate().enter().is_none(),
+    pub fn shut_out(&self) -> Vec<AcceptorPlace> {
+        let is_shut_out = |place: &AcceptorPlace| match self.peer(*place).map(|peer| &peer.state) {
+            Some(ListenerSlotState::Admitted(admitted)) => admitted.gate().enter().is_none(),
             _ => false,
         };
         self.places().into_iter().filter(is_shut_out).collect()
@@ -385,17 +388,17 @@ impl<C: Admitted> Acceptor<C> {
 
     /// Continues a connection's handshake after an event on its socket, if the handshake is not
     /// over.
-    pub fn hear(&mut self, place: Place) -> Greeting {
+    pub fn hear(&mut self, place: AcceptorPlace) -> Greeting {
         loop {
             let now_ns = self.listener.clock.now_ns();
             let Some(peer) = self.peer_mut(place) else { return Greeting::Ended };
-            let State::Handshake { responder, gather } = &mut peer.state else {
+            let ListenerSlotState::Handshake { responder, gather } = &mut peer.state else {
                 return Greeting::Admitted;
             };
             let message = match next_message(&mut peer.socket, gather) {
-                Heard::Message(message) => message,
-                Heard::Nothing => return Greeting::Pending,
-                Heard::End => break,
+                SocketRead::Message(message) => message,
+                SocketRead::Nothing => return Greeting::Pending,
+                SocketRead::End => break,
             };
             match responder.receive(&message, now_ns) {
                 // The send buffer is empty, so it has room for a message. If not, close the
@@ -425,7 +428,12 @@ impl<C: Admitted> Acceptor<C> {
     /// Admits a peer that has proven itself. Returns its gate and the fence count for its welcome.
     /// By then, everything that an earlier connection of this peer sent has been applied or never
     /// will be. If the peer is refused, its connection has ended.
-    pub fn admit(&mut self, place: Place, peer: Identity, fences: u64) -> Option<(Arc<Gate>, u64)> {
+    pub fn admit(
+        &mut self,
+        place: AcceptorPlace,
+        peer: PeerIdentity,
+        fences: u64,
+    ) -> Option<(Arc<ConnectionGate>, u64)> {
         match self.listener.gates.admit(peer, fences) {
             Ok(admitted) => Some(admitted),
             Err(refusal) => {
@@ -440,16 +448,16 @@ impl<C: Admitted> Acceptor<C> {
     }
 
     /// Sends the welcome to an admitted peer. Returns whether the connection is still open.
-    pub fn welcome(&mut self, place: Place, fences: u64, admitted: C) -> bool {
+    pub fn welcome(&mut self, place: AcceptorPlace, fences: u64, admitted: C) -> bool {
         let welcome = match self.peer(place).map(|peer| &peer.state) {
-            Some(State::Handshake { responder, .. }) => responder.welcome(fences),
+            Some(ListenerSlotState::Handshake { responder, .. }) => responder.welcome(fences),
             _ => return false,
         };
         // Count before the client sees the welcome.
         self.listener.welcomed.fetch_add(1, Ordering::Relaxed);
         let Some(peer) = self.peer_mut(place) else { return false };
         let welcomed = peer.socket.write_all(&welcome).is_ok();
-        peer.state = State::Admitted(admitted);
+        peer.state = ListenerSlotState::Admitted(admitted);
         if !welcomed {
             self.close(place);
         }
@@ -457,11 +465,11 @@ impl<C: Admitted> Acceptor<C> {
     }
 
     /// A connection with an admitted peer.
-    pub fn admitted(&mut self, place: Place) -> Option<(&mut TcpStream, &mut C)> {
+    pub fn admitted(&mut self, place: AcceptorPlace) -> Option<(&mut TcpStream, &mut C)> {
         let peer = self.peer_mut(place)?;
         match &mut peer.state {
-            State::Handshake { .. } => None,
-            State::Admitted(admitted) => Some((&mut peer.socket, admitted)),
+            ListenerSlotState::Handshake { .. } => None,
+            ListenerSlotState::Admitted(admitted) => Some((&mut peer.socket, admitted)),
         }
     }
 
@@ -469,7 +477,7 @@ impl<C: Admitted> Acceptor<C> {
     ///
     /// # Errors
     /// The operating system's error.
-    pub fn watch_for(&self, place: Place, flags: EventFlags) -> io::Result<()> {
+    pub fn watch_for(&self, place: AcceptorPlace, flags: EventFlags) -> io::Result<()> {
         let Some(peer) = self.peer(place) else { return Ok(()) };
         let data = EventData::new_u64(token_of(place));
         Ok(epoll::modify(&self.epoll, &peer.socket, data, flags)?)
@@ -502,9 +510,9 @@ pub fn start_thread(
 
 /// The threads of a server.
 #[derive(Debug, Default)]
-pub struct Threads(Mutex<Vec<JoinHandle<()>>>);
+pub struct ListenerThreads(Mutex<Vec<JoinHandle<()>>>);
 
-impl Threads {
+impl ListenerThreads {
     /// Starts a thread.
     ///
     /// # Errors

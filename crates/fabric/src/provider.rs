@@ -5,12 +5,12 @@
 pub use crate::access::check_alignment;
 pub use crate::body::Body;
 pub use crate::clients::{run_here, run_on_threads};
-pub use crate::clock::Clock;
+pub use crate::clock::ClusterClock;
 #[cfg(not(any(loom, shuttle)))]
-pub use crate::gates::{Gate, Gates};
+pub use crate::gates::{ConnectionGate, ServerGates};
 pub use crate::resources::{Resources, Settings};
 #[cfg(not(any(loom, shuttle)))]
-pub use crate::sockets::{Heard, connect_socket, next_message, prepare_socket};
+pub use crate::sockets::{SocketRead, connect_socket, next_message, prepare_socket};
 pub use crate::timers::Timers;
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::wake::WakeFd;

@@ -7,12 +7,12 @@
 //! stated otherwise; no code forms a `&[u8]` over a region. A READ or a WRITE guarantees no more
 //! than that: a longer copy may mix old and new words.
 //!
-//! A region that other processes map ([`Backing::Shared`]) is a memfd with a sealed size, so an
-//! access inside a mapping finds memory whatever another process does to the file. A process that
-//! has mapped it can change every word at any time, and can return pages to the operating system
-//! (they then read as zeros). It cannot make our accesses fault, with one exception: if it returns
-//! pages of a huge-page region while the system has no other huge page left. So a memfd is only
-//! handed to peers that hold the token.
+//! A region that other processes map ([`RegionBacking::Shared`]) is a memfd with a sealed size, so
+//! an access inside a mapping finds memory whatever another process does to the file. A process
+//! that has mapped it can change every word at any time, and can return pages to the operating
+//! system (they then read as zeros). It cannot make our accesses fault, with one exception: if it
+//! returns pages of a huge-page region while the system has no other huge page left. So a memfd is
+//! only handed to peers that hold the token.
 
 use crate::sync::AtomicU64;
 use thiserror::Error;
@@ -22,7 +22,7 @@ mod copying;
 mod mapping;
 mod table;
 #[cfg(not(any(loom, shuttle)))]
-use mapping::Mapping;
+use mapping::MappedMemory;
 
 pub(crate) use copying::copy_words;
 #[cfg(not(any(loom, shuttle)))]
@@ -31,7 +31,7 @@ pub use table::table;
 
 /// Kind of memory behind a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Backing {
+pub enum RegionBacking {
     /// Private to this process.
     #[default]
     Private,
@@ -83,7 +83,7 @@ impl From<RegionError> for std::io::Error {
 /// Zeroed memory, accessed word by word. The operating system allocates pages on first touch.
 pub struct Region {
     #[cfg(not(any(loom, shuttle)))]
-    mapping: Mapping,
+    mapping: MappedMemory,
     #[cfg(any(loom, shuttle))]
     storage: Box<[AtomicU64]>,
 }
@@ -95,7 +95,7 @@ impl Region {
     /// # Errors
     /// [`RegionError`] if the size is not usable or the operating system refuses.
     pub fn new(bytes: usize) -> Result<Self, RegionError> {
-        Self::with_backing(bytes, Backing::Private)
+        Self::with_backing(bytes, RegionBacking::Private)
     }
 
     /// Creates a region of `bytes` bytes, a multiple of 4096. Memory is allocated on first touch,
@@ -103,23 +103,23 @@ impl Region {
     ///
     /// # Errors
     /// [`RegionError`] if the size is not usable or the operating system refuses.
-    pub fn with_backing(bytes: usize, backing: Backing) -> Result<Self, RegionError> {
+    pub fn with_backing(bytes: usize, backing: RegionBacking) -> Result<Self, RegionError> {
         check_size(bytes)?;
         #[cfg(not(any(loom, shuttle)))]
-        return Ok(Self { mapping: Mapping::new(bytes, backing)? });
+        return Ok(Self { mapping: MappedMemory::new(bytes, backing)? });
         #[cfg(any(loom, shuttle))]
         return Ok(Self::on_the_heap(bytes, backing));
     }
 
     /// Maps the region of another process by its memfd. The memfd must be sealed like those of
-    /// [`Backing::Shared`], and have the size that the other process announced.
+    /// [`RegionBacking::Shared`], and have the size that the other process announced.
     ///
     /// # Errors
     /// [`RegionError`] if the file is anything else, or the operating system refuses.
     #[cfg(not(any(loom, shuttle)))]
     pub fn map_memfd(memfd: std::os::fd::OwnedFd, bytes: usize) -> Result<Self, RegionError> {
         check_size(bytes)?;
-        Ok(Self { mapping: Mapping::from_memfd(memfd, bytes)? })
+        Ok(Self { mapping: MappedMemory::from_memfd(memfd, bytes)? })
     }
 
     /// The file to hand to other processes, if the region is shared.
@@ -129,7 +129,7 @@ impl Region {
     }
 
     #[cfg(any(loom, shuttle))]
-    fn on_the_heap(bytes: usize, _backing: Backing) -> Self {
+    fn on_the_heap(bytes: usize, _backing: RegionBacking) -> Self {
         #[cfg(loom)]
         let zero = || AtomicU64::new(0);
         // Copy the words from a constant, because creating a region dominates the setup of a run.

@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: one thread.
 
-use crate::handshake::{Role, draw_epoch};
+use crate::handshake::{PeerRole, draw_epoch};
 use crate::timers::Timers;
 use crate::{BUFFER_BYTES, Buffer, BufferPool, Counters, FabricError, RegionError};
 use rand::rngs::SmallRng;
@@ -17,7 +17,7 @@ use std::task::Poll;
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The role of the endpoints.
-    pub role: Role,
+    pub role: PeerRole,
     /// Number of memory servers.
     pub memory_servers: u16,
     /// Limit on an endpoint's operations in flight.

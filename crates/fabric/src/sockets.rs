@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: free functions.
 
-use crate::handshake::{Gather, HandshakeMessage};
+use crate::handshake::{HandshakeMessage, MessageAssembler};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io::{self, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -50,7 +50,7 @@ pub fn connect_socket(address: SocketAddr) -> io::Result<TcpStream> {
 
 /// The result of reading a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum SocketRead {
     /// A complete message of the handshake, or another of the same length.
     Message(HandshakeMessage),
     /// No complete message yet.
@@ -60,18 +60,18 @@ pub enum Heard {
 }
 
 /// Reads until a message is complete.
-pub fn next_message(mut socket: impl Read, gather: &mut Gather) -> Heard {
+pub fn next_message(mut socket: impl Read, gather: &mut MessageAssembler) -> SocketRead {
     loop {
         match socket.read(gather.missing()) {
-            Ok(0) => return Heard::End,
+            Ok(0) => return SocketRead::End,
             Ok(bytes) => {
                 if let Some(message) = gather.arrived(bytes) {
-                    return Heard::Message(message);
+                    return SocketRead::Message(message);
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::Nothing,
-            Err(_) => return Heard::End,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return SocketRead::Nothing,
+            Err(_) => return SocketRead::End,
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! *Thread safety*: one thread.
 
-use crate::clock::Clock;
-use crate::executor::Progress;
+use crate::clock::ClusterClock;
+use crate::executor::DriverProgress;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,7 +12,7 @@ use std::task::Waker;
 /// The clock of one client thread, and the tasks that wait on it.
 #[derive(Debug)]
 pub struct Timers {
-    clock: Clock,
+    clock: ClusterClock,
     /// Deadlines in nanoseconds, each with the index of its waker.
     heap: RefCell<BinaryHeap<Reverse<(u64, usize)>>>,
     wakers: RefCell<Vec<Option<Waker>>>,
@@ -21,7 +21,7 @@ pub struct Timers {
 
 impl Timers {
     /// Timers on `clock`, without waiting tasks.
-    pub fn new(clock: Clock) -> Self {
+    pub fn new(clock: ClusterClock) -> Self {
         Self {
             clock,
             heap: RefCell::default(),
@@ -47,7 +47,7 @@ impl Timers {
     }
 
     /// Wakes the tasks that are due.
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> DriverProgress {
         let mut heap = self.heap.borrow_mut();
         self.clock.all_wait(heap.peek().map(|&Reverse((at_ns, _))| at_ns));
         let now = self.now_ns();
@@ -64,9 +64,9 @@ impl Timers {
             }
         }
         if woken {
-            return Progress::Advanced;
+            return DriverProgress::Advanced;
         }
         let ns = heap.peek().map_or(u64::MAX, |&Reverse((at_ns, _))| at_ns - now);
-        Progress::Wait { ns }
+        DriverProgress::Wait { ns }
     }
 }

@@ -5,15 +5,15 @@
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::endpoint::{EndpointCluster, EndpointDriver};
 use farleaf_fabric::executor::Executor;
-use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::shm::ShmConfig;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{
     Hosting, ServerThread, TcpCluster, TcpConfig, TcpServer, TcpServerConfig,
 };
 use farleaf_fabric::{
-    Buffer, Call, Calls, Cluster, Cpu, Fabric, GlobalAddr, Message, Provider, Region, ReplySink,
-    ServerId,
+    Buffer, Calls, Cluster, Cpu, Fabric, GlobalAddr, Message, Provider, Region, ReplySink,
+    ServerId, ServiceCall,
 };
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -81,7 +81,7 @@ impl Calls for Questions {
         None
     }
 
-    async fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, cpu: &C, call: ServiceCall<'_>) {
         let offset = u64::from_le_bytes(call.request.try_into().expect("eight bytes"));
         let thread = cpu.stripe();
         let sink = call.later();
@@ -141,8 +141,8 @@ where
     let token = Token::draw().unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let config = TcpServerConfig {
-        role: Role::ComputeServer,
-        accepts: &[Role::Client],
+        role: PeerRole::ComputeServer,
+        accepts: &[PeerRole::Client],
         io_threads: THREADS,
         ..TcpServerConfig::default()
     };
@@ -156,8 +156,8 @@ where
             scope.spawn(move || host(cluster, &mut io, questions));
         }
         let config = TcpConfig {
-            role: Role::Client,
-            server_role: Role::ComputeServer,
+            role: PeerRole::Client,
+            server_role: PeerRole::ComputeServer,
             ..TcpConfig::default()
         };
         let clients = TcpCluster::connect(vec![server.local_address()], &token, config);

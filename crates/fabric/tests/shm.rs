@@ -6,7 +6,7 @@
 
 use farleaf_fabric::conformance::{TestService, word_of};
 use farleaf_fabric::executor::Executor;
-use farleaf_fabric::handshake::{HandshakeError, Refusal, Token};
+use farleaf_fabric::handshake::{HandshakeError, HandshakeRefusal, Token};
 use farleaf_fabric::shm::{ShmCluster, ShmConfig, ShmError, ShmServer, ShmServerConfig};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{
@@ -422,7 +422,7 @@ fn the_wrong_token_and_the_wrong_number_are_turned_away() {
     assert_eq!(mode & 0o777, 0o600);
     let wrong = Token::new(b"another token, as long").unwrap();
     let error = ShmCluster::connect(&[&path], &wrong, &config).unwrap_err();
-    let refused = HandshakeError::Refused(Refusal::Token);
+    let refused = HandshakeError::Refused(HandshakeRefusal::Token);
     assert!(matches!(error, ShmError::Handshake { error, .. } if error == refused), "{error}");
     let error = ShmCluster::connect(&[&path, &path], &token(), &config).unwrap_err();
     let other = |error| matches!(error, HandshakeError::OtherPeer(_));

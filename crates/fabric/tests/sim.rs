@@ -5,8 +5,8 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::sim::{Faults, NetworkModel, SimCluster, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{
-    Call, Calls, Cluster, CostModel, Cpu, Fabric, FabricError, GlobalAddr, Message, Region,
-    RpcService, Section, ServerId, Uncertainty, Work,
+    Calls, Cluster, CostModel, Cpu, Fabric, FabricError, GlobalAddr, Message, Region, RpcService,
+    Section, ServerId, ServiceCall, Uncertainty, Work,
 };
 
 const SERVER: ServerId = ServerId::new(0);
@@ -525,7 +525,7 @@ impl Calls for Echo {
         None
     }
 
-    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, _cpu: &C, call: ServiceCall<'_>) {
         call.reply.extend_from_slice(call.request);
     }
 }

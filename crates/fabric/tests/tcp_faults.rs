@@ -7,13 +7,13 @@ mod proxy;
 
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::executor::Executor;
-use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::handshake::{PeerRole, Token};
 
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver, TcpServer, TcpServerConfig};
 use farleaf_fabric::{
-    Buffer, Call, Calls, Cluster, Cpu, Fabric, FabricError, GlobalAddr, Message, Provider, Region,
-    ReplySink, ServerId, Uncertainty,
+    Buffer, Calls, Cluster, Cpu, Fabric, FabricError, GlobalAddr, Message, Provider, Region,
+    ReplySink, ServerId, ServiceCall, Uncertainty,
 };
 use proxy::over_proxy;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -289,7 +289,7 @@ impl Calls for CountingService {
         None
     }
 
-    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, _cpu: &C, call: ServiceCall<'_>) {
         let mut kept = self.kept.lock().unwrap();
         if self.later {
             let request = call.request.to_vec();
@@ -357,14 +357,17 @@ fn answers_may_come_later_from_any_thread_in_any_order() {
     let service = Arc::new(CountingService { later: true, ..CountingService::default() });
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let config = TcpServerConfig {
-        role: Role::ComputeServer,
-        accepts: &[Role::Client],
+        role: PeerRole::ComputeServer,
+        accepts: &[PeerRole::Client],
         waiting_calls: 16,
         ..TcpServerConfig::default()
     };
     let server = TcpServer::start(listener, Arc::clone(&service), &token, config).unwrap();
-    let config =
-        TcpConfig { role: Role::Client, server_role: Role::ComputeServer, ..TcpConfig::default() };
+    let config = TcpConfig {
+        role: PeerRole::Client,
+        server_role: PeerRole::ComputeServer,
+        ..TcpConfig::default()
+    };
     let cluster = TcpCluster::connect(vec![server.local_address()], &token, config);
     const CALLS: usize = 2000;
     std::thread::scope(|scope| {

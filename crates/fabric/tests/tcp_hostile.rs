@@ -5,10 +5,10 @@
 use farleaf_fabric::conformance::{TestService, mutate, random_bytes};
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::{
-    HandshakeError, Identity, Initiator, InitiatorStep, MESSAGE_BYTES, NO_FENCES, Nonce, Refusal,
-    Role, Token, Wanted,
+    ExpectedPeer, HandshakeError, HandshakeRefusal, Initiator, InitiatorStep, MESSAGE_BYTES,
+    NO_FENCES, Nonce, PeerIdentity, PeerRole, Token,
 };
-use farleaf_fabric::tcp::frame::{MAX_FRAME_BYTES, Piece, Request};
+use farleaf_fabric::tcp::frame::{FramePiece, FrameRequest, MAX_FRAME_BYTES};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Cluster, Fabric, FabricError, GlobalAddr, ServerId};
 use rand::rngs::SmallRng;
@@ -66,8 +66,9 @@ fn rest(socket: &mut TcpStream) -> Vec<u8> {
 }
 
 fn initiator(token: &Token, number: u16) -> Initiator {
-    let me = Identity { role: Role::ComputeServer, number, epoch: u64::from(number) + 1000 };
-    let wanted = Wanted { role: Role::MemoryServer, number: 0 };
+    let me =
+        PeerIdentity { role: PeerRole::ComputeServer, number, epoch: u64::from(number) + 1000 };
+    let wanted = ExpectedPeer { role: PeerRole::MemoryServer, number: 0 };
     Initiator::new(token, me, NO_FENCES, wanted, Nonce::draw().unwrap(), u64::MAX)
 }
 
@@ -87,7 +88,7 @@ fn let_in(address: SocketAddr, token: &Token, number: u16) -> io::Result<TcpStre
     }
 }
 
-fn frame(request: &Request<'_>, id: u64) -> Vec<u8> {
+fn frame(request: &FrameRequest<'_>, id: u64) -> Vec<u8> {
     let mut bytes = vec![0; request.frame_bytes()];
     request.encode(id, &mut bytes);
     bytes
@@ -98,7 +99,7 @@ fn another_token_gets_a_refusal_and_nothing_else() {
     let (token, wrong) = (Token::draw().unwrap(), Token::draw().unwrap());
     let server = start(&token, TcpServerConfig::default());
     cluster(&server, &wrong).run_one(|fabric| async move {
-        let why = HandshakeError::Refused(Refusal::Token);
+        let why = HandshakeError::Refused(HandshakeRefusal::Token);
         for _ in 0..3 {
             let error = fabric.fetch_add(at(0), 1).await.unwrap_err();
             assert_eq!(error, FabricError::NotLetIn { server: SERVER, why });
@@ -117,7 +118,7 @@ fn another_token_gets_a_refusal_and_nothing_else() {
     socket.read_exact(&mut challenge).unwrap();
     let InitiatorStep::Send(proof) = initiator.receive(&challenge, 0).unwrap() else { panic!() };
     socket.write_all(&proof).unwrap();
-    assert_eq!(rest(&mut socket), Refusal::Token.message());
+    assert_eq!(rest(&mut socket), HandshakeRefusal::Token.message());
     serves(&server, &token);
 }
 
@@ -129,7 +130,7 @@ fn another_version_is_told_so() {
     let mut hello = *initiator(&token, 1).hello();
     hello[8] = 99;
     socket.write_all(&hello).unwrap();
-    assert_eq!(rest(&mut socket), Refusal::Version.message());
+    assert_eq!(rest(&mut socket), HandshakeRefusal::Version.message());
     serves(&server, &token);
 }
 
@@ -145,11 +146,11 @@ fn other_roles_and_other_servers_are_found_out() {
             other => panic!("{other}"),
         }
     };
-    let why = not_let_in(TcpConfig { role: Role::Client, ..TcpConfig::default() });
-    assert_eq!(why, HandshakeError::Refused(Refusal::Role));
+    let why = not_let_in(TcpConfig { role: PeerRole::Client, ..TcpConfig::default() });
+    assert_eq!(why, HandshakeError::Refused(HandshakeRefusal::Role));
     // If the addresses are in the wrong order, the server there is not number 0.
     let why = not_let_in(TcpConfig::default());
-    assert!(matches!(why, HandshakeError::OtherPeer(Identity { number: 7, .. })), "{why}");
+    assert!(matches!(why, HandshakeError::OtherPeer(PeerIdentity { number: 7, .. })), "{why}");
 }
 
 #[test]
@@ -157,7 +158,7 @@ fn frames_that_are_none_close_their_connection_and_no_other() {
     let token = Token::draw().unwrap();
     let server = start(&token, TcpServerConfig::default());
     let address = server.local_address();
-    let good = frame(&Request::FetchAdd { at: at(0), delta: 1 }, 1);
+    let good = frame(&FrameRequest::FetchAdd { at: at(0), delta: 1 }, 1);
     let change = |at: usize, value: u8| {
         let mut bytes = good.clone();
         bytes[at] = value;
@@ -165,9 +166,9 @@ fn frames_that_are_none_close_their_connection_and_no_other() {
     };
     let mut huge = good.clone();
     huge[..4].copy_from_slice(&u32::MAX.to_le_bytes());
-    let mut long_call = frame(&Request::Call(b""), 1);
+    let mut long_call = frame(&FrameRequest::Call(b""), 1);
     long_call[..4].copy_from_slice(&(MAX_FRAME_BYTES as u32).to_le_bytes());
-    let outside = Piece { at: at(0), whole: 8, first: 8, length: 8 };
+    let outside = FramePiece { at: at(0), whole: 8, first: 8, length: 8 };
     let bad = [
         huge,
         long_call,
@@ -177,7 +178,7 @@ fn frames_that_are_none_close_their_connection_and_no_other() {
         change(5, 1),
         change(6, 1),
         change(0, 17),
-        frame(&Request::Read(outside), 1),
+        frame(&FrameRequest::Read(outside), 1),
         vec![0xff; 4096],
     ];
     let cluster = cluster(&server, &token);
@@ -236,7 +237,7 @@ fn there_are_no_more_connections_than_there_may_be() {
         for endpoint in &endpoints {
             works(endpoint).await;
         }
-        let why = HandshakeError::Refused(Refusal::Full);
+        let why = HandshakeError::Refused(HandshakeRefusal::Full);
         let error = late.fetch_add(at(0), 1).await.unwrap_err();
         assert_eq!(error, FabricError::NotLetIn { server: SERVER, why });
         for endpoint in &endpoints {
@@ -264,7 +265,8 @@ fn who_does_not_read_is_not_read_from() {
     let token = Token::draw().unwrap();
     let server = start(&token, TcpServerConfig::default());
     let mut socket = let_in(server.local_address(), &token, 5).unwrap();
-    let read = Request::Read(Piece { at: at(0), whole: 16_384, first: 0, length: 16_384 });
+    let read =
+        FrameRequest::Read(FramePiece { at: at(0), whole: 16_384, first: 0, length: 16_384 });
     let requests: Vec<u8> = (0..256).flat_map(|id| frame(&read, id)).collect();
     socket.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
     let mut sent = 0;
@@ -364,7 +366,7 @@ fn hostile_peer(
     let mut sent = 0;
     for _ in 0..rng.random_range(1..16) {
         let at = GlobalAddr::from_bits(rng.random::<u64>() >> rng.random_range(0..64));
-        let piece = Piece {
+        let piece = FramePiece {
             at,
             whole: rng.random::<u32>() >> rng.random_range(0..32),
             first: rng.random::<u32>() >> rng.random_range(0..32),
@@ -372,11 +374,11 @@ fn hostile_peer(
         };
         let mut bytes = match rng.random_range(0..6) {
             0 => random_bytes(rng),
-            1 => frame(&Request::Read(piece), rng.random()),
-            2 => frame(&Request::Write(piece, &vec![1; piece.length as usize]), rng.random()),
-            3 => frame(&Request::CompareSwap { at, expected: 0, new: 1 }, rng.random()),
-            4 => frame(&Request::FetchAdd { at, delta: 1 }, rng.random()),
-            _ => frame(&Request::Call(&random_bytes(rng)), rng.random()),
+            1 => frame(&FrameRequest::Read(piece), rng.random()),
+            2 => frame(&FrameRequest::Write(piece, &vec![1; piece.length as usize]), rng.random()),
+            3 => frame(&FrameRequest::CompareSwap { at, expected: 0, new: 1 }, rng.random()),
+            4 => frame(&FrameRequest::FetchAdd { at, delta: 1 }, rng.random()),
+            _ => frame(&FrameRequest::Call(&random_bytes(rng)), rng.random()),
         };
         mutate(&mut bytes, 0, rng);
         sent += 1;

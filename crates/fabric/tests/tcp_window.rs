@@ -8,7 +8,7 @@ mod proxy;
 use farleaf_fabric::any::AnyOp;
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::executor::Executor;
-use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpDriver, TcpServer, TcpServerConfig};
 use farleaf_fabric::{
@@ -35,11 +35,11 @@ fn at(offset: usize) -> GlobalAddr {
 }
 
 /// A server for endpoints of `role`, and its token.
-fn start(role: Role) -> (TcpServer, Token) {
+fn start(role: PeerRole) -> (TcpServer, Token) {
     let token = Token::draw().unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let accepts: &[Role] =
-        if role == Role::Client { &[Role::Client] } else { &[Role::ComputeServer] };
+    let accepts: &[PeerRole] =
+        if role == PeerRole::Client { &[PeerRole::Client] } else { &[PeerRole::ComputeServer] };
     let config = TcpServerConfig { accepts, ..TcpServerConfig::default() };
     let service = TestService::new(REGION_BYTES);
     (TcpServer::start(listener, service, &token, config).unwrap(), token)
@@ -91,7 +91,7 @@ async fn gets(fabric: &AnyFabric, server: &TcpServer, before: u64, requests: u64
 /// not (F3), and the two directions do not wait for each other.
 #[test]
 fn what_exceeds_the_window_waits() {
-    let (server, token) = start(Role::ComputeServer);
+    let (server, token) = start(PeerRole::ComputeServer);
     let (proxy, cluster) = over_proxy(&server, &token, with_window(2 * PIECE));
     cluster.run_one(|fabric| {
         let (proxy, server) = (&proxy, &server);
@@ -142,7 +142,7 @@ fn what_exceeds_the_window_waits() {
 /// count. Otherwise a stream of them could keep it waiting forever.
 #[test]
 fn later_reads_do_not_take_the_room() {
-    let (server, token) = start(Role::ComputeServer);
+    let (server, token) = start(PeerRole::ComputeServer);
     let (proxy, cluster) = over_proxy(&server, &token, with_window(2 * PIECE + 16_384));
     cluster.run_one(|fabric| {
         let (proxy, server) = (&proxy, &server);
@@ -167,7 +167,7 @@ fn later_reads_do_not_take_the_room() {
 #[test]
 fn what_is_larger_than_the_window_goes_alone() {
     for window_bytes in [0, 8192, PIECE - 8] {
-        let (server, token) = start(Role::ComputeServer);
+        let (server, token) = start(PeerRole::ComputeServer);
         let (proxy, cluster) = over_proxy(&server, &token, with_window(window_bytes));
         cluster.run_one(|fabric| {
             let (proxy, server) = (&proxy, &server);
@@ -251,7 +251,7 @@ fn the_order_is_kept_while_operations_wait() {
 /// learn which operations were not sent.
 #[test]
 fn a_reset_ends_what_waits() {
-    for role in [Role::ComputeServer, Role::Client] {
+    for role in [PeerRole::ComputeServer, PeerRole::Client] {
         let (server, token) = start(role);
         let config = TcpConfig { role, ..with_window(2 * PIECE) };
         let (proxy, cluster) = over_proxy(&server, &token, config);
@@ -270,7 +270,7 @@ fn a_reset_ends_what_waits() {
                     gets(&fabric, server, before, 4).await;
                     fabric.reset(SERVER).await.unwrap();
                     let unsent = match role {
-                        Role::Client => FabricError::NotSent { server: SERVER },
+                        PeerRole::Client => FabricError::NotSent { server: SERVER },
                         _ => LOST,
                     };
                     for ops in [reads, writes] {
@@ -298,7 +298,7 @@ fn a_reset_ends_what_waits() {
 /// its connection, because later operations must not happen without it (F3).
 #[test]
 fn a_deadline_ends_what_waits() {
-    let (server, token) = start(Role::ComputeServer);
+    let (server, token) = start(PeerRole::ComputeServer);
     let config = TcpConfig { timeout_ns: 200_000_000, ..with_window(2 * PIECE) };
     let (proxy, cluster) = over_proxy(&server, &token, config);
     cluster.run_one(|fabric| {
@@ -346,7 +346,7 @@ fn a_deadline_ends_what_waits() {
 /// is empty.
 #[test]
 fn a_lost_connection_ends_what_waits() {
-    let (server, token) = start(Role::ComputeServer);
+    let (server, token) = start(PeerRole::ComputeServer);
     let (proxy, cluster) = over_proxy(&server, &token, with_window(2 * PIECE));
     cluster.run_one(|fabric| {
         let (proxy, server) = (&proxy, &server);
@@ -371,7 +371,7 @@ fn a_lost_connection_ends_what_waits() {
 /// F10: no operation that waits for the window takes effect after a fence.
 #[test]
 fn a_fence_shuts_out_what_waits() {
-    let (server, token) = start(Role::ComputeServer);
+    let (server, token) = start(PeerRole::ComputeServer);
     let (proxy, cluster) = over_proxy(&server, &token, with_window(2 * PIECE));
     let healthy = TcpCluster::connect(vec![server.local_address()], &token, TcpConfig::default());
     let (driver, other) = (cluster.driver().unwrap(), healthy.driver().unwrap());
@@ -403,7 +403,7 @@ fn a_fence_shuts_out_what_waits() {
 #[test]
 fn a_dropped_endpoint_sends_what_waits() {
     const MANY: usize = 60;
-    let (server, token) = start(Role::ComputeServer);
+    let (server, token) = start(PeerRole::ComputeServer);
     let (proxy, cluster) = over_proxy(&server, &token, with_window(2 * PIECE));
     let healthy = TcpCluster::connect(vec![server.local_address()], &token, TcpConfig::default());
     let (driver, other) = (cluster.driver().unwrap(), healthy.driver().unwrap());

@@ -10,7 +10,7 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_far_alloc::{ArenaConfig, FarArena, FarGlobal, FarScope};
-use farleaf_far_memory::{FarConfig, FarRegion, Over, Reserved};
+use farleaf_far_memory::{ClusterEndpoints, FarConfig, FarRegion, Reserved};
 use std::alloc::System;
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let cluster = Arc::new(TcpConfig::default().start(vec![service]));
     let space = Reserved::first(REGION_BYTES);
     let config = FarConfig::new(REGION_BYTES, 16 << 10, 1024);
-    let region = FarRegion::new(config, Over::new(cluster, 0, 0), space)?;
+    let region = FarRegion::new(config, ClusterEndpoints::new(cluster, 0, 0), space)?;
     println!("far memory by {}", region.mode());
     let arena = FarArena::new(region, ArenaConfig::default())?.serve_program()?;
 

@@ -16,7 +16,7 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_far_alloc::{ArenaConfig, FarArena, Metadata};
-use farleaf_far_memory::{FarConfig, FarRegion, FarStats, Over, Reserved};
+use farleaf_far_memory::{ClusterEndpoints, FarConfig, FarRegion, FarStats, Reserved};
 use rustix::time::{ClockId, clock_gettime};
 use std::alloc::Layout;
 use std::error::Error;
@@ -49,7 +49,7 @@ fn arena(
     let service = TestService::new(region_bytes);
     let cluster = Arc::new(TcpConfig::default().start(vec![service]));
     let space = Reserved::first(region_bytes);
-    Ok(FarArena::new(FarRegion::new(far, Over::new(cluster, 0, 0), space)?, config)?)
+    Ok(FarArena::new(FarRegion::new(far, ClusterEndpoints::new(cluster, 0, 0), space)?, config)?)
 }
 
 /// What a phase costs.

@@ -7,8 +7,8 @@
 //! for far memory keeps: with [`Metadata::Together`] all threads of the arena can wait with it.
 
 use crate::current::Suspended;
-use crate::hooks::Source;
-use crate::pinned::{BLOCK_ALIGN, Pinned};
+use crate::hooks::ExtentSource;
+use crate::pinned::{BLOCK_ALIGN, PinnedMapping};
 use crate::{FarAllocError, control};
 use allocator_api2::alloc::{AllocError, Allocator};
 use farleaf_fabric::sync::{Arc, Ordering};
@@ -23,7 +23,7 @@ use tikv_jemalloc_sys::{
 };
 
 /// The largest alignment of an allocation: half of what tells metadata from data.
-pub const MOST_ALIGN: usize = BLOCK_ALIGN / 2;
+pub const MAX_ALIGN: usize = BLOCK_ALIGN / 2;
 
 /// Where an arena's metadata is: jemalloc's blocks that describe its extents and size classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,7 +109,7 @@ struct Creation {
 pub struct FarArena {
     number: u32,
     // Dropped after the arena is destroyed (A1).
-    source: Arc<Source>,
+    source: Arc<ExtentSource>,
 }
 
 impl FarArena {
@@ -124,10 +124,10 @@ impl FarArena {
             region.discard(0..region.bytes())?;
         }
         let pinned = match config.metadata {
-            Metadata::Pinned { bytes } => Some(Pinned::new(bytes)?),
+            Metadata::Pinned { bytes } => Some(PinnedMapping::new(bytes)?),
             Metadata::Together | Metadata::Separated => None,
         };
-        let source = Arc::new(Source::new(region, config.retain, pinned));
+        let source = Arc::new(ExtentSource::new(region, config.retain, pinned));
         let mut creation = Creation {
             hooks: Arc::as_ptr(&source).cast_mut().cast(),
             metadata_use_hooks: config.metadata != Metadata::Separated,
@@ -205,9 +205,9 @@ impl FarArena {
     ///
     /// # Errors
     /// As there.
-    pub fn hold(&self, bytes: Range<usize>) -> Result<Held<'_>, FarError> {
+    pub fn hold(&self, bytes: Range<usize>) -> Result<ArenaHold<'_>, FarError> {
         let _near = Suspended::new();
-        self.region().hold(bytes).map(|held| Held(Some(held)))
+        self.region().hold(bytes).map(|held| ArenaHold(Some(held)))
     }
 
     /// Gives advice about a range of the region's bytes.
@@ -252,7 +252,7 @@ impl FarArena {
     }
 
     /// Memory for `layout`, zeros if asked for; `None` if there is none, or the alignment is more
-    /// than [`MOST_ALIGN`].
+    /// than [`MAX_ALIGN`].
     pub fn alloc(&self, layout: Layout, is_zeroed: bool) -> Option<NonNull<u8>> {
         let zero = if is_zeroed { MALLOCX_ZERO } else { 0 };
         let flags = self.flags(layout.align())? | zero;
@@ -290,7 +290,7 @@ impl FarArena {
     fn flags(&self, align: usize) -> Option<c_int> {
         // The caches of threads would outlive the arena, so there are none.
         let arena = MALLOCX_ARENA(self.number as usize) | MALLOCX_TCACHE_NONE;
-        (align <= MOST_ALIGN).then(|| arena | MALLOCX_ALIGN(align))
+        (align <= MAX_ALIGN).then(|| arena | MALLOCX_ALIGN(align))
     }
 
     /// Moves memory to another layout.
@@ -358,9 +358,9 @@ impl Drop for FarArena {
 
 /// Pages of an arena that are held in the buffer.
 #[derive(Debug)]
-pub struct Held<'a>(Option<farleaf_far_memory::Held<'a>>);
+pub struct ArenaHold<'a>(Option<farleaf_far_memory::RegionHold<'a>>);
 
-impl Drop for Held<'_> {
+impl Drop for ArenaHold<'_> {
     /// What releases the pages must not be far: the pager's thread reads it (falloc.G2).
     fn drop(&mut self) {
         let _near = Suspended::new();

@@ -20,19 +20,19 @@ use std::ptr::NonNull;
 const ALIGN: usize = 64;
 
 /// An allocation that a buffer uses (B1).
-struct Owned {
+struct BufferAllocation {
     arena: Arc<FarArena>,
     memory: NonNull<u8>,
     layout: Layout,
 }
 
 // SAFETY: the value owns its memory, and only frees it. Arenas are for any thread.
-unsafe impl Send for Owned {}
+unsafe impl Send for BufferAllocation {}
 // SAFETY: as above; nothing can be done with a reference.
-unsafe impl Sync for Owned {}
-impl RefUnwindSafe for Owned {}
+unsafe impl Sync for BufferAllocation {}
+impl RefUnwindSafe for BufferAllocation {}
 
-impl Drop for Owned {
+impl Drop for BufferAllocation {
     fn drop(&mut self) {
         // SAFETY: the memory is from this arena, with this layout, and its last user has ended.
         unsafe { self.arena.dealloc(self.memory, self.layout) };
@@ -47,7 +47,7 @@ impl FarArena {
         let memory = self.alloc(layout, false)?;
         // SAFETY: the memory is valid for so many bytes, and nothing else has it.
         unsafe { memory.as_ptr().copy_from_nonoverlapping(content.as_ptr(), content.len()) };
-        let owner = Arc::new(Owned { arena: Arc::clone(self), memory, layout });
+        let owner = Arc::new(BufferAllocation { arena: Arc::clone(self), memory, layout });
         // SAFETY: the memory was written as a whole, and is not changed as long as the owner lives.
         Some(unsafe { Buffer::from_custom_allocation(memory, content.len(), owner) })
     }

@@ -6,7 +6,7 @@ use crate::{ArenaConfig, FarArena, Metadata};
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
-use farleaf_far_memory::{FarConfig, FarRegion, Leased, Over, TERM_MS};
+use farleaf_far_memory::{ClusterEndpoints, FarConfig, FarRegion, Leased, TERM_MS};
 use farleaf_page::Fixed8;
 use std::alloc::Layout;
 use std::error::Error;
@@ -17,7 +17,7 @@ use std::ptr::{NonNull, null_mut};
 /// `farleaf_options`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct CArenaOptions {
     region_bytes: u64,
     page_bytes: u64,
     pinned_bytes: u64,
@@ -30,7 +30,7 @@ struct Options {
     mirror: u8,
 }
 
-const _: () = assert!(size_of::<Options>() == 48, "as in the header");
+const _: () = assert!(size_of::<CArenaOptions>() == 48, "as in the header");
 
 /// Writes `text` and a zero, as far as there is room.
 ///
@@ -49,7 +49,7 @@ unsafe fn tell(text: &str, to: *mut c_char, bytes: usize) {
     unsafe { end.write(0) };
 }
 
-fn open(addresses: &str, token: &[u8], options: Options) -> Result<FarArena, Box<dyn Error>> {
+fn open(addresses: &str, token: &[u8], options: CArenaOptions) -> Result<FarArena, Box<dyn Error>> {
     let parse = |address: &str| {
         let parsed = address.trim().parse::<SocketAddr>();
         parsed.map_err(|_| format!("{address:?} is no address: use an IP address and a port"))
@@ -73,7 +73,7 @@ fn open(addresses: &str, token: &[u8], options: Options) -> Result<FarArena, Box
     };
     let term_ms = if options.term_ms == 0 { TERM_MS } else { options.term_ms };
     let space = Leased::<Fixed8>::new(term_ms)?;
-    let reach = Over::new(Arc::new(cluster), options.compute_server, 0);
+    let reach = ClusterEndpoints::new(Arc::new(cluster), options.compute_server, 0);
     let region = FarRegion::new(config, reach, space)?;
     let (decay_ms, retain) = (options.decay_ms, options.retain != 0);
     Ok(FarArena::new(region, ArenaConfig { metadata, decay_ms, retain, grow_bytes: None })?)
@@ -84,7 +84,7 @@ unsafe extern "C" fn farleaf_arena_open(
     addresses: *const c_char,
     token: *const u8,
     token_bytes: usize,
-    options: *const Options,
+    options: *const CArenaOptions,
     error: *mut c_char,
     error_bytes: usize,
 ) -> *mut FarArena {

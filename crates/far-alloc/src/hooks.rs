@@ -3,17 +3,17 @@
 //! *Invariants*
 //! - falloc.H1. A pager's page that is free as a whole was discarded since it was last used: it has
 //!   no memory here or on a memory server, is not written back, and is zeros.
-//! - falloc.H2. Metadata is told from data by its alignment, which no data has ([`MOST_ALIGN`]).
+//! - falloc.H2. Metadata is told from data by its alignment, which no data has ([`MAX_ALIGN`]).
 //! - falloc.H3. The hooks run under jemalloc's locks. They wait for the pager's thread, which calls
 //!   no jemalloc and takes no lock of theirs; they allocate nothing from an arena.
 //!
-//! [`MOST_ALIGN`]: crate::MOST_ALIGN
+//! [`MAX_ALIGN`]: crate::MAX_ALIGN
 //!
 //! *Thread safety*: jemalloc calls the hooks from any thread.
 
 use crate::current::Suspended;
 use crate::extents::Extents;
-use crate::pinned::{BLOCK_ALIGN, Pinned};
+use crate::pinned::{BLOCK_ALIGN, PinnedMapping};
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_far_memory::FarRegion;
 use std::ffi::{c_uint, c_void};
@@ -23,7 +23,7 @@ use tikv_jemalloc_sys::extent_hooks_t;
 
 /// Where an arena's extents come from. The first field is what jemalloc knows of it.
 #[repr(C)]
-pub(crate) struct Source {
+pub(crate) struct ExtentSource {
     hooks: extent_hooks_t,
     pub(crate) region: FarRegion,
     /// The address of the region's first byte.
@@ -34,27 +34,27 @@ pub(crate) struct Source {
     is_ending: AtomicBool,
     extents: Mutex<Extents>,
     /// Local memory for metadata, and its free parts.
-    pinned: Option<(Pinned, Mutex<Extents>)>,
-    pub(crate) counts: Counts,
+    pinned: Option<(PinnedMapping, Mutex<Extents>)>,
+    pub(crate) counts: HookCounts,
 }
 
 /// What the hooks have done.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct HookCounts {
     pub(crate) taken: AtomicU64,
     pub(crate) given_back: AtomicU64,
     pub(crate) metadata_bytes: AtomicU64,
     pub(crate) purged_bytes: AtomicU64,
 }
 
-impl std::fmt::Debug for Source {
+impl std::fmt::Debug for ExtentSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Source").field("region", &self.region).finish_non_exhaustive()
+        f.debug_struct("ExtentSource").field("region", &self.region).finish_non_exhaustive()
     }
 }
 
-impl Source {
-    pub(crate) fn new(region: FarRegion, retain: bool, pinned: Option<Pinned>) -> Self {
+impl ExtentSource {
+    pub(crate) fn new(region: FarRegion, retain: bool, pinned: Option<PinnedMapping>) -> Self {
         let hooks = extent_hooks_t {
             alloc: Some(alloc),
             dalloc: Some(dalloc),
@@ -72,7 +72,7 @@ impl Source {
             let blocks = pinned.start()..pinned.start() + pinned.bytes();
             (pinned, Mutex::new(Extents::new(blocks)))
         });
-        let counts = Counts::default();
+        let counts = HookCounts::default();
         let is_ending = AtomicBool::new(false);
         Self { hooks, region, base, retain, is_ending, extents, pinned, counts }
     }
@@ -166,10 +166,10 @@ fn pointer(address: usize) -> *mut c_void {
 ///
 /// # Safety
 /// jemalloc passes the pointer that it got when the arena was made.
-unsafe fn source<'s>(hooks: *mut extent_hooks_t) -> &'s Source {
+unsafe fn source<'s>(hooks: *mut extent_hooks_t) -> &'s ExtentSource {
     // SAFETY: the hooks are the first field of a source, which outlives its arena, and is only
     // shared.
-    unsafe { &*hooks.cast::<Source>().cast_const() }
+    unsafe { &*hooks.cast::<ExtentSource>().cast_const() }
 }
 
 unsafe extern "C" fn alloc(
@@ -279,25 +279,29 @@ mod tests {
     use farleaf_fabric::conformance::TestService;
     use farleaf_fabric::local::LocalConfig;
     use farleaf_fabric::sync::Arc;
-    use farleaf_far_memory::{FarConfig, Over, Reserved};
+    use farleaf_far_memory::{ClusterEndpoints, FarConfig, Reserved};
 
     const BYTES: usize = 1 << 20;
     const PAGE: usize = 64 << 10;
 
-    fn source() -> Source {
+    fn source() -> ExtentSource {
         let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(2 * BYTES)]));
         let space = Reserved::first(BYTES);
         let config = FarConfig::new(BYTES, PAGE, 8);
-        Source::new(FarRegion::new(config, Over::new(cluster, 0, 0), space).unwrap(), false, None)
+        ExtentSource::new(
+            FarRegion::new(config, ClusterEndpoints::new(cluster, 0, 0), space).unwrap(),
+            false,
+            None,
+        )
     }
 
-    fn words(source: &Source, extent: &Range<usize>) -> Vec<u64> {
+    fn words(source: &ExtentSource, extent: &Range<usize>) -> Vec<u64> {
         let words = source.region.words();
         let range = (extent.start - source.base) / 8..(extent.end - source.base) / 8;
         words[range].iter().map(|word| word.load(Ordering::Relaxed)).collect()
     }
 
-    fn fill(source: &Source, extent: &Range<usize>, value: u64) {
+    fn fill(source: &ExtentSource, extent: &Range<usize>, value: u64) {
         let range = (extent.start - source.base) / 8..(extent.end - source.base) / 8;
         source.region.words()[range].iter().for_each(|word| word.store(value, Ordering::Relaxed));
     }

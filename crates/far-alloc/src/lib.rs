@@ -25,6 +25,6 @@ mod hooks;
 mod pinned;
 mod scope;
 
-pub use arena::{ArenaConfig, ArenaStats, FarArena, Held, MOST_ALIGN, Metadata};
+pub use arena::{ArenaConfig, ArenaHold, ArenaStats, FarArena, MAX_ALIGN, Metadata};
 pub use error::FarAllocError;
-pub use scope::{FarGlobal, FarScope, LEAST_FAR_BYTES, MOST_ARENAS, ProgramArena};
+pub use scope::{FarGlobal, FarScope, MAX_ARENAS, MIN_FAR_BYTES, ProgramArena};

@@ -12,17 +12,17 @@ pub(crate) const BLOCK_ALIGN: usize = 2 << 20;
 
 /// A mapping whose first block is aligned.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedMapping {
     mapping: NonNull<c_void>,
     bytes: usize,
 }
 
 // SAFETY: the value owns its mapping, and only makes system calls on it.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedMapping {}
 
-impl Pinned {
+impl PinnedMapping {
     /// Maps memory for blocks of `bytes` bytes, which are rounded up to whole ones.
     pub(crate) fn new(bytes: usize) -> Result<Self, FarAllocError> {
         let bytes = bytes.max(1).next_multiple_of(BLOCK_ALIGN);
@@ -54,7 +54,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedMapping {
     fn drop(&mut self) {
         // SAFETY: the mapping was made with this length, and the arena that used it has ended.
         let unmapped = unsafe { munmap(self.mapping.as_ptr(), self.bytes) };

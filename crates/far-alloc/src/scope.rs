@@ -18,11 +18,11 @@ use std::sync::OnceLock;
 
 /// The least size of allocations that can be far. Smaller ones would share pages with those of
 /// others, and the structures of the pager are smaller.
-pub const LEAST_FAR_BYTES: usize = 4096;
+pub const MIN_FAR_BYTES: usize = 4096;
 /// Limit on the arenas that serve a program.
-pub const MOST_ARENAS: usize = 16;
+pub const MAX_ARENAS: usize = 16;
 
-static ARENAS: [OnceLock<FarArena>; MOST_ARENAS] = [const { OnceLock::new() }; MOST_ARENAS];
+static ARENAS: [OnceLock<FarArena>; MAX_ARENAS] = [const { OnceLock::new() }; MAX_ARENAS];
 
 /// An arena that serves the program's global allocator, and lives as long as the program.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ impl FarArena {
                 Err(refused) => arena = refused,
             }
         }
-        Err(FarAllocError::TooManyArenas { most: MOST_ARENAS })
+        Err(FarAllocError::TooManyArenas { most: MAX_ARENAS })
     }
 }
 
@@ -101,9 +101,9 @@ pub struct FarGlobal<A> {
 
 impl<A> FarGlobal<A> {
     /// An allocator whose far allocations have at least `least_bytes` bytes, and at least
-    /// [`LEAST_FAR_BYTES`].
+    /// [`MIN_FAR_BYTES`].
     pub const fn new(near: A, least_bytes: usize) -> Self {
-        let least_bytes = if least_bytes < LEAST_FAR_BYTES { LEAST_FAR_BYTES } else { least_bytes };
+        let least_bytes = if least_bytes < MIN_FAR_BYTES { MIN_FAR_BYTES } else { least_bytes };
         Self { near, least_bytes }
     }
 

@@ -8,8 +8,10 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_far_alloc::{ArenaConfig, FarAllocError, FarArena, MOST_ALIGN, Metadata};
-use farleaf_far_memory::{Advice, FarConfig, FarRegion, FaultProvider, Over, Reach, Reserved};
+use farleaf_far_alloc::{ArenaConfig, FarAllocError, FarArena, MAX_ALIGN, Metadata};
+use farleaf_far_memory::{
+    Advice, ClusterEndpoints, EndpointSource, FarConfig, FarRegion, FaultProvider, Reserved,
+};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -29,7 +31,7 @@ fn space(config: &FarConfig) -> Reserved {
 fn region(config: &FarConfig) -> FarRegion {
     let service = TestService::new(config.region_bytes);
     let cluster = Arc::new(LocalConfig::default().start(vec![service]));
-    FarRegion::new(config.clone(), Over::new(cluster, 0, 0), space(config)).unwrap()
+    FarRegion::new(config.clone(), ClusterEndpoints::new(cluster, 0, 0), space(config)).unwrap()
 }
 
 fn arena(config: &FarConfig, metadata: Metadata) -> FarArena {
@@ -103,7 +105,7 @@ fn churn(arena: &FarArena, seed: u64, rounds: usize) {
     }
 }
 
-fn churn_on_threads<R: Reach>(reach: R, config: &FarConfig, arena_config: ArenaConfig) {
+fn churn_on_threads<R: EndpointSource>(reach: R, config: &FarConfig, arena_config: ArenaConfig) {
     let region = FarRegion::new(config.clone(), reach, space(config)).unwrap();
     println!("{arena_config:?} by {}", region.mode());
     let arena = &FarArena::new(region, arena_config).unwrap();
@@ -142,7 +144,7 @@ fn blocks_keep_their_bytes_and_the_buffer_its_bound() {
             let service = TestService::new(config.region_bytes);
             let cluster = Arc::new(LocalConfig::default().start(vec![service]));
             let arena_config = ArenaConfig { metadata, retain, ..ArenaConfig::default() };
-            churn_on_threads(Over::new(cluster, 0, 0), &config, arena_config);
+            churn_on_threads(ClusterEndpoints::new(cluster, 0, 0), &config, arena_config);
         }
     }
 }
@@ -152,7 +154,7 @@ fn blocks_keep_their_bytes_over_tcp() {
     let config = far_config(256 * MIB, 16 << 10, 128);
     let service = TestService::new(config.region_bytes);
     let cluster = Arc::new(TcpConfig::default().start(vec![service]));
-    churn_on_threads(Over::new(cluster, 0, 0), &config, ArenaConfig::default());
+    churn_on_threads(ClusterEndpoints::new(cluster, 0, 0), &config, ArenaConfig::default());
 }
 
 /// Allocates without a touch of the data, so that all touched pages are of metadata.
@@ -309,7 +311,7 @@ fn what_cannot_be_is_an_error() {
         (&arena).allocate(layout).map(|memory| memory.len())
     };
     assert!(allocate(64 * MIB, 64).is_err(), "it is larger than the region");
-    assert!(allocate(64, 2 * MOST_ALIGN).is_err());
+    assert!(allocate(64, 2 * MAX_ALIGN).is_err());
     assert_eq!(allocate(100, 8).ok(), Some(100));
     let mut numbers = FarVec::new_in(&arena);
     assert!(numbers.try_reserve(16 * MIB).is_err());
@@ -339,7 +341,7 @@ fn signals_serve_arenas_too() {
     let service = TestService::new(config.region_bytes);
     let cluster = Arc::new(LocalConfig::default().start(vec![service]));
     let provider = FaultProvider::Signal;
-    let reach = Over::new(cluster, 0, 0);
+    let reach = ClusterEndpoints::new(cluster, 0, 0);
     let region = FarRegion::by(provider, config.clone(), reach, space(&config)).unwrap();
     let together = ArenaConfig { metadata: Metadata::Together, ..ArenaConfig::default() };
     let arena = FarArena::new(region, together).unwrap();

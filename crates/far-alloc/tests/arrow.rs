@@ -14,7 +14,8 @@ use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Cluster, Provider, ServerId};
 use farleaf_far_alloc::{ArenaConfig, FarArena, Metadata};
 use farleaf_far_memory::{
-    Advice, FarConfig, FarError, FarRegion, FaultProvider, Over, Reach, Reserved,
+    Advice, ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion, FaultProvider,
+    Reserved,
 };
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -69,7 +70,11 @@ fn far(arena: &Arc<FarArena>, batches: &[Batch]) -> Vec<Batch> {
     batches.iter().map(|batch| batch.each_ref().map(column)).collect()
 }
 
-fn arena<R: Reach>(provider: Option<FaultProvider>, reach: R, metadata: Metadata) -> Arc<FarArena> {
+fn arena<R: EndpointSource>(
+    provider: Option<FaultProvider>,
+    reach: R,
+    metadata: Metadata,
+) -> Arc<FarArena> {
     let mut config = FarConfig::new(REGION_BYTES, PAGE_BYTES, BUFFER_PAGES);
     config.patience_ns = 100_000_000;
     let space = Reserved::first(REGION_BYTES);
@@ -81,7 +86,11 @@ fn arena<R: Reach>(provider: Option<FaultProvider>, reach: R, metadata: Metadata
     Arc::new(FarArena::new(region.unwrap(), config).unwrap())
 }
 
-fn answers_are_equal<R: Reach>(provider: Option<FaultProvider>, reach: R, metadata: Metadata) {
+fn answers_are_equal<R: EndpointSource>(
+    provider: Option<FaultProvider>,
+    reach: R,
+    metadata: Metadata,
+) {
     let near: Vec<_> = (0..BATCHES).map(batch).collect();
     let arena = arena(provider, reach, metadata);
     println!("{metadata:?} by {}", arena.mode());
@@ -120,15 +129,16 @@ fn service() -> Arc<TestService> {
 
 #[test]
 fn answers_on_far_tables_are_equal() {
-    let local = || Over::new(Arc::new(LocalConfig::default().start(vec![service()])), 0, 0);
+    let local =
+        || ClusterEndpoints::new(Arc::new(LocalConfig::default().start(vec![service()])), 0, 0);
     for metadata in [Metadata::Together, Metadata::Separated, Metadata::Pinned { bytes: 2 << 20 }] {
         answers_are_equal(None, local(), metadata);
     }
     answers_are_equal(Some(FaultProvider::Signal), local(), Metadata::Together);
     let tcp = Arc::new(TcpConfig::default().start(vec![service()]));
-    answers_are_equal(None, Over::new(tcp, 0, 0), Metadata::Separated);
+    answers_are_equal(None, ClusterEndpoints::new(tcp, 0, 0), Metadata::Separated);
     let shm = Arc::new(ShmConfig::default().start(vec![service()]));
-    answers_are_equal(None, Over::new(shm, 0, 0), Metadata::Separated);
+    answers_are_equal(None, ClusterEndpoints::new(shm, 0, 0), Metadata::Separated);
 }
 
 /// A query over `tables` that asks for each batch before it reads it, or copies it. `before` is
@@ -163,7 +173,7 @@ fn query(
 #[test]
 fn a_dead_memory_server_is_an_error_of_the_query() {
     let cluster = Arc::new(LocalConfig::default().start(vec![service()]));
-    let reach = Over::new(Arc::clone(&cluster), 0, 0);
+    let reach = ClusterEndpoints::new(Arc::clone(&cluster), 0, 0);
     let arena = arena(None, reach, Metadata::Separated);
     let near: Vec<_> = (0..BATCHES).map(batch).collect();
     let tables = far(&arena, &near);
@@ -189,7 +199,7 @@ fn a_dead_memory_server_is_an_error_of_the_query() {
 #[test]
 fn a_copied_batch_needs_no_memory_server() {
     let cluster = Arc::new(LocalConfig::default().start(vec![service()]));
-    let arena = arena(None, Over::new(Arc::clone(&cluster), 0, 0), Metadata::Separated);
+    let arena = arena(None, ClusterEndpoints::new(Arc::clone(&cluster), 0, 0), Metadata::Separated);
     let near = batch(0);
     let tables = far(&arena, std::slice::from_ref(&near));
     let copy = |column: &ArrayRef| make_array(arena.near_array(&column.to_data()).unwrap());
@@ -238,7 +248,7 @@ fn a_stopped_and_a_killed_memory_server_are_errors_of_the_query() {
         let tcp = TcpConfig { timeout_ns, connect_timeout_ns: timeout_ns, ..TcpConfig::default() };
         let token = Token::new(TOKEN).unwrap();
         let cluster = Arc::new(TcpCluster::connect(vec![address.unwrap()], &token, tcp));
-        let arena = arena(provider, Over::new(cluster, 0, 0), Metadata::Separated);
+        let arena = arena(provider, ClusterEndpoints::new(cluster, 0, 0), Metadata::Separated);
         let near: Vec<_> = (0..BATCHES).map(batch).collect();
         let tables = far(&arena, &near);
         let process = server.id() as libc::pid_t;

@@ -6,7 +6,7 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_far_alloc::{ArenaConfig, FarArena, Metadata};
-use farleaf_far_memory::{FarConfig, FarRegion, Over, Reserved};
+use farleaf_far_memory::{ClusterEndpoints, FarConfig, FarRegion, Reserved};
 use std::alloc::Layout;
 
 const REGION_BYTES: usize = 64 << 20;
@@ -15,7 +15,7 @@ fn arena(metadata: Metadata) -> FarArena {
     let config = FarConfig::new(REGION_BYTES, 64 << 10, 32);
     let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(REGION_BYTES)]));
     let space = Reserved::first(REGION_BYTES);
-    let region = FarRegion::new(config, Over::new(cluster, 0, 0), space).unwrap();
+    let region = FarRegion::new(config, ClusterEndpoints::new(cluster, 0, 0), space).unwrap();
     let config = ArenaConfig { metadata, decay_ms: 60_000, ..ArenaConfig::default() };
     FarArena::new(region, config).unwrap()
 }

@@ -5,7 +5,7 @@ use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_far_alloc::{ArenaConfig, FarArena, FarGlobal, FarScope, ProgramArena};
-use farleaf_far_memory::{FarConfig, FarRegion, Over, Reserved};
+use farleaf_far_memory::{ClusterEndpoints, FarConfig, FarRegion, Reserved};
 use std::alloc::System;
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ fn arena() -> ProgramArena {
     let service = TestService::new(REGION_BYTES);
     let cluster = Arc::new(LocalConfig::default().start(vec![service]));
     let space = Reserved::first(REGION_BYTES);
-    let region = FarRegion::new(config, Over::new(cluster, 0, 0), space).unwrap();
+    let region = FarRegion::new(config, ClusterEndpoints::new(cluster, 0, 0), space).unwrap();
     FarArena::new(region, ArenaConfig::default()).unwrap().serve_program().unwrap()
 }
 

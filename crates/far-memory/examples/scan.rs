@@ -5,10 +5,10 @@
 
 use farleaf_fabric::Provider;
 use farleaf_fabric::conformance::TestService;
-use farleaf_fabric::provider::Clock;
+use farleaf_fabric::provider::ClusterClock;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_far_memory::{FarConfig, FarRegion, FarStats, Over, Reserved};
+use farleaf_far_memory::{ClusterEndpoints, FarConfig, FarRegion, FarStats, Reserved};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -23,13 +23,13 @@ fn region(bytes: usize, page_bytes: usize, is_ahead: bool) -> Result<FarRegion, 
     if !is_ahead {
         config.ahead_pages = 0;
     }
-    let region = FarRegion::new(config, Over::new(cluster, 0, 0), space)?;
+    let region = FarRegion::new(config, ClusterEndpoints::new(cluster, 0, 0), space)?;
     region.words().iter().for_each(|word| word.store(1, Ordering::Relaxed));
     Ok(region)
 }
 
 /// Nanoseconds of a scan, and its counts.
-fn scan(region: &FarRegion, clock: &Clock) -> Result<(u64, FarStats), Error> {
+fn scan(region: &FarRegion, clock: &ClusterClock) -> Result<(u64, FarStats), Error> {
     let (before, from_ns) = (region.stats()?, clock.now_ns());
     let sum: u64 = region.words().iter().map(|word| word.load(Ordering::Relaxed)).sum();
     let ns = clock.now_ns() - from_ns;
@@ -46,7 +46,7 @@ fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<usize>());
     let mut next = |default| arguments.next().unwrap_or(Ok(default));
     let (bytes, rounds) = (next(64)? << 20, next(7)?.max(1));
-    let clock = Clock::start();
+    let clock = ClusterClock::start();
     println!("page     demand GB/s  ahead GB/s  ratio  demand faults  ahead faults + pages, READs");
     for page_bytes in [4 << 10, 16 << 10, 64 << 10, 256 << 10] {
         let regions = [region(bytes, page_bytes, false)?, region(bytes, page_bytes, true)?];

@@ -5,10 +5,10 @@
 
 use farleaf_fabric::Provider;
 use farleaf_fabric::conformance::TestService;
-use farleaf_fabric::provider::Clock;
+use farleaf_fabric::provider::ClusterClock;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_far_memory::{FarConfig, FarRegion, Over, Reserved};
+use farleaf_far_memory::{ClusterEndpoints, FarConfig, FarRegion, Reserved};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<usize>());
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let space = Reserved::first(bytes);
     let config =
         FarConfig { chunk_bytes: bytes, ..FarConfig::new(bytes, page_bytes, buffer_pages) };
-    let region = FarRegion::new(config, Over::new(Arc::new(cluster), 0, 0), space)?;
+    let region = FarRegion::new(config, ClusterEndpoints::new(Arc::new(cluster), 0, 0), space)?;
     println!("{} MiB in pages of {} KiB, {percent}% local", bytes >> 20, page_bytes >> 10);
     println!("provider: {}", region.mode());
 
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // nothing else accesses them.
     let numbers =
         unsafe { std::slice::from_raw_parts_mut(region.base().cast::<u64>().as_ptr(), bytes / 8) };
-    let clock = Clock::start();
+    let clock = ClusterClock::start();
     let mut state = 1_u64;
     let (mut sum, mut mixed) = (0_u64, 0_u64);
     for number in &mut *numbers {

@@ -20,7 +20,7 @@
 
 use crate::{FarConfig, FarError};
 use farleaf_fabric::sync::{Arc, AtomicU64};
-use farleaf_fabric::{Backing, Region};
+use farleaf_fabric::{Region, RegionBacking};
 use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -34,7 +34,7 @@ pub(crate) const SYSTEM_PAGE_BYTES: usize = 4096;
 
 /// The two mappings.
 #[derive(Debug)]
-pub(crate) struct Arena {
+pub(crate) struct ArenaMappings {
     base: NonNull<c_void>,
     bytes: usize,
     page_bytes: usize,
@@ -43,15 +43,15 @@ pub(crate) struct Arena {
 
 // SAFETY: the value owns its mapping; all access to the memory goes through atomics, or through
 // pointers whose users are responsible for it.
-unsafe impl Send for Arena {}
+unsafe impl Send for ArenaMappings {}
 // SAFETY: as above; the methods only make system calls, which the kernel orders.
-unsafe impl Sync for Arena {}
+unsafe impl Sync for ArenaMappings {}
 
 pub(crate) fn refused(action: &'static str) -> impl Fn(Errno) -> FarError {
     move |errno| FarError::System { action, cause: std::io::Error::from(errno).to_string() }
 }
 
-impl Arena {
+impl ArenaMappings {
     /// Reserves the address space, all of it accessible by `rights`, and without memory.
     pub(crate) fn new(config: &FarConfig, rights: ProtFlags) -> Result<Self, FarError> {
         let system_page_bytes = rustix::param::page_size();
@@ -62,7 +62,7 @@ impl Arena {
             });
         }
         let bytes = config.region_bytes;
-        let view = Region::with_backing(bytes, Backing::Shared { huge_pages: false });
+        let view = Region::with_backing(bytes, RegionBacking::Shared { huge_pages: false });
         let view = view.map_err(|error| FarError::System {
             action: "make a file in memory",
             cause: error.to_string(),
@@ -177,7 +177,7 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
+impl Drop for ArenaMappings {
     fn drop(&mut self) {
         // SAFETY: the mapping was made with this length, and no borrow outlives `self`.
         let unmapped = unsafe { munmap(self.base.as_ptr(), self.bytes) };

@@ -8,7 +8,7 @@
 //!
 //! *Thread safety*: one thread.
 
-use crate::space::Space;
+use crate::space::ChunkSpace;
 use crate::transfer::Transfers;
 use crate::{FarConfig, FarError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
@@ -18,17 +18,17 @@ use std::pin::pin;
 use std::task::{Poll, Waker};
 
 /// Copies of a chunk at most.
-const MOST_COPIES: usize = 2;
+const MAX_COPIES: usize = 2;
 
 /// A copy of a chunk.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct ChunkCopy {
     at: GlobalAddr,
     /// It has missed no WRITE (C2).
     is_whole: bool,
 }
 
-impl Kept {
+impl ChunkCopy {
     fn new(at: GlobalAddr) -> Self {
         Self { at, is_whole: true }
     }
@@ -38,7 +38,7 @@ impl Kept {
 #[derive(Debug)]
 pub(crate) struct Chunks<S> {
     space: S,
-    places: Vec<Cell<[Option<Kept>; MOST_COPIES]>>,
+    places: Vec<Cell<[Option<ChunkCopy>; MAX_COPIES]>>,
     mirrors: bool,
     lost_copies: Cell<u64>,
     chunk_bytes: u64,
@@ -114,7 +114,7 @@ impl<S> Chunks<S> {
 
     /// Copies that a chunk gets.
     pub(crate) fn copies_each(&self) -> usize {
-        if self.mirrors { MOST_COPIES } else { 1 }
+        if self.mirrors { MAX_COPIES } else { 1 }
     }
 
     /// Number of second copies that chunks should have and do not.
@@ -157,7 +157,7 @@ impl<S> Chunks<S> {
         begins_to_wait: impl Fn(),
     ) -> Result<GlobalAddr, FarError>
     where
-        S: Space<F>,
+        S: ChunkSpace<F>,
     {
         let fabric = transfers.fabric();
         poll_fn(|context| {
@@ -199,7 +199,7 @@ impl<S> Chunks<S> {
             let is_missing = self.mirrors && second.is_none();
             self.lost_copies.set(self.lost_copies.get() + u64::from(is_missing));
             let place = &self.places[self.chunk(page) as usize];
-            place.set([Some(Kept::new(at)), second.map(Kept::new)]);
+            place.set([Some(ChunkCopy::new(at)), second.map(ChunkCopy::new)]);
         }
         self.is_taking.set(false);
         self.waiting.take().into_iter().for_each(Waker::wake);
@@ -219,7 +219,7 @@ impl<S> Chunks<S> {
     /// WRITE, although a third server has room.
     async fn take_first<F: Fabric>(&self, transfers: &Transfers<F>) -> Result<GlobalAddr, FarError>
     where
-        S: Space<F>,
+        S: ChunkSpace<F>,
     {
         let (fabric, bytes) = (transfers.fabric(), self.chunk_bytes);
         if self.mirrors && transfers.has_failures() {
@@ -240,7 +240,7 @@ impl<S> Chunks<S> {
         first: ServerId,
     ) -> Option<GlobalAddr>
     where
-        S: Space<F>,
+        S: ChunkSpace<F>,
     {
         let (fabric, bytes) = (transfers.fabric(), self.chunk_bytes);
         let works = |server| server != first && !transfers.has_failed(server);
@@ -268,7 +268,7 @@ impl<S> Chunks<S> {
     /// Renews the space's claim to the memory, for ever.
     pub(crate) async fn keep<F: Fabric>(&self, fabric: &F)
     where
-        S: Space<F>,
+        S: ChunkSpace<F>,
     {
         let Some(ns) = self.space.renew_every_ns() else { return std::future::pending().await };
         let mut due_ns = fabric.now_ns();
@@ -283,7 +283,7 @@ impl<S> Chunks<S> {
     /// Tells the space that the region has given back what it could.
     pub(crate) async fn end<F: Fabric>(&self, fabric: &F)
     where
-        S: Space<F>,
+        S: ChunkSpace<F>,
     {
         self.space.end(fabric).await;
     }
@@ -291,7 +291,7 @@ impl<S> Chunks<S> {
     /// Gives back the memory at `at`, which was a chunk's.
     pub(crate) async fn give_back<F: Fabric>(&self, fabric: &F, at: GlobalAddr)
     where
-        S: Space<F>,
+        S: ChunkSpace<F>,
     {
         self.space.give_back(fabric, at, self.chunk_bytes).await;
     }

@@ -7,9 +7,9 @@ use crate::FarError;
 /// Sizes of a page, in bytes.
 pub const PAGE_BYTES: std::ops::RangeInclusive<usize> = 4096..=1 << 20;
 /// Fewest pages of a buffer.
-pub const LEAST_BUFFER_PAGES: u32 = 8;
+pub const MIN_BUFFER_PAGES: u32 = 8;
 /// Most pages of a region. Pages have numbers of 32 bits, and the page table has 8 bytes for each.
-pub const MOST_PAGES: usize = 1 << 28;
+pub const MAX_PAGES: usize = 1 << 28;
 
 /// Which page leaves the buffer next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct FarConfig {
     pub region_bytes: usize,
     /// Size of a page: a power of two in [`PAGE_BYTES`].
     pub page_bytes: usize,
-    /// Pages that can be in local memory at the same time, at least [`LEAST_BUFFER_PAGES`]. Pages
+    /// Pages that can be in local memory at the same time, at least [`MIN_BUFFER_PAGES`]. Pages
     /// that are being read, and pages that are being written back, count.
     pub buffer_pages: u32,
     /// Which page leaves first.
@@ -127,9 +127,9 @@ impl FarConfig {
             format!("pages of {page} bytes: use a power of two from 4 KiB to 1 MiB")
         } else if self.region_bytes == 0 || !self.region_bytes.is_multiple_of(page) {
             format!("a region of {} bytes: use a multiple of the page size", self.region_bytes)
-        } else if self.region_bytes / page > MOST_PAGES {
+        } else if self.region_bytes / page > MAX_PAGES {
             format!("{} pages: use larger pages, at most 2^28", self.region_bytes / page)
-        } else if self.buffer_pages < LEAST_BUFFER_PAGES {
+        } else if self.buffer_pages < MIN_BUFFER_PAGES {
             format!("a buffer of {} pages: use at least 8", self.buffer_pages)
         } else if self.low_water_pages == 0
             || self.low_water_pages > self.high_water_pages
@@ -169,7 +169,7 @@ mod tests {
             FarConfig { page_bytes: 2 << 20, ..good.clone() },
             FarConfig { region_bytes: 0, ..good.clone() },
             FarConfig { region_bytes: 4097, ..good.clone() },
-            FarConfig { region_bytes: 4096 * (MOST_PAGES + 1), ..good.clone() },
+            FarConfig { region_bytes: 4096 * (MAX_PAGES + 1), ..good.clone() },
             FarConfig { buffer_pages: 7, ..good.clone() },
             FarConfig { low_water_pages: 0, ..good.clone() },
             FarConfig { low_water_pages: 4, high_water_pages: 3, ..good.clone() },

@@ -4,7 +4,7 @@
 //!
 //! *Thread safety*: belongs to the pager's thread, and can move there from another.
 
-use crate::{FarError, Space};
+use crate::{ChunkSpace, FarError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_page::Layout;
 use farleaf_pool::remote::{Leases, RemoteError, RpcClient};
@@ -19,9 +19,9 @@ pub const TERM_MS: u32 = 60_000;
 
 /// A request for memory waits at most this many quarters of the term for owners that may be dead:
 /// the looks that end a lease, and some more.
-const MOST_QUARTERS: u64 = 6;
+const MAX_QUARTERS: u64 = 6;
 /// Least time between two looks at the leases, in nanoseconds.
-const SHORTEST_LOOK_NS: u64 = 1_000_000;
+const MIN_LOOK_NS: u64 = 1_000_000;
 
 /// A space in the pools of memory servers with pages of layout `L`. The region's chunks are in a
 /// lease, which the pager's thread renews. It ends with the region; if the program dies, another
@@ -105,7 +105,7 @@ fn refused(error: &RemoteError) -> FarError {
     FarError::System { action: "take a chunk of far memory", cause: error.to_string() }
 }
 
-impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
+impl<F: Fabric, L: Layout> ChunkSpace<F> for Leased<L> {
     async fn take(&self, fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
         let rpc = RpcClient::<F, L>::new(fabric.clone());
         let outcome = self.try_take(&rpc, bytes, |_| true).await;
@@ -146,8 +146,8 @@ impl<F: Fabric, L: Layout> Space<F> for Leased<L> {
     fn ask_again_ns(&self) -> Option<u64> {
         let waited_ns = self.waited_ns.get();
         let wait_ns = self.leases.look_again_ns();
-        let wait_ns = wait_ns.filter(|_| waited_ns < MOST_QUARTERS * self.quarter_ns());
-        let wait_ns = wait_ns.map(|ns| ns.max(SHORTEST_LOOK_NS).min(self.quarter_ns()));
+        let wait_ns = wait_ns.filter(|_| waited_ns < MAX_QUARTERS * self.quarter_ns());
+        let wait_ns = wait_ns.map(|ns| ns.max(MIN_LOOK_NS).min(self.quarter_ns()));
         self.waited_ns.set(wait_ns.map_or(0, |ns| waited_ns + ns));
         wait_ns
     }

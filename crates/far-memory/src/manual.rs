@@ -7,8 +7,8 @@
 //!
 //! *Thread safety*: one thread.
 
-use crate::memory::Memory;
-use crate::table::Access;
+use crate::memory::PageAccessProvider;
+use crate::table::AccessKind;
 use crate::{FarConfig, FarError};
 use farleaf_fabric::Region;
 use farleaf_fabric::sync::{Arc, Ordering};
@@ -23,7 +23,7 @@ pub const JUNK: u64 = 0xdead_dead_dead_dead;
 pub struct Manual {
     view: Arc<Region>,
     page_words: usize,
-    rights: Vec<Cell<Option<Access>>>,
+    rights: Vec<Cell<Option<AccessKind>>>,
 }
 
 impl Manual {
@@ -49,7 +49,7 @@ impl Manual {
     /// # Panics
     /// If its page may not be read now.
     pub fn load(&self, word: usize) -> u64 {
-        assert!(self.allows(word, Access::Read), "word {word} is read without a touch");
+        assert!(self.allows(word, AccessKind::Read), "word {word} is read without a touch");
         self.view.words()[word].load(Ordering::Relaxed)
     }
 
@@ -58,11 +58,11 @@ impl Manual {
     /// # Panics
     /// If its page may not be written now.
     pub fn store(&self, word: usize, value: u64) {
-        assert!(self.allows(word, Access::Write), "word {word} is written without a touch");
+        assert!(self.allows(word, AccessKind::Write), "word {word} is written without a touch");
         self.view.words()[word].store(value, Ordering::Relaxed);
     }
 
-    fn allows(&self, word: usize, access: Access) -> bool {
+    fn allows(&self, word: usize, access: AccessKind) -> bool {
         self.rights[word / self.page_words].get() >= Some(access)
     }
 
@@ -73,12 +73,12 @@ impl Manual {
         }
     }
 
-    fn right(&self, page: u32) -> &Cell<Option<Access>> {
+    fn right(&self, page: u32) -> &Cell<Option<AccessKind>> {
         &self.rights[page as usize]
     }
 }
 
-impl Memory for Manual {
+impl PageAccessProvider for Manual {
     fn view(&self) -> &Arc<Region> {
         &self.view
     }
@@ -87,17 +87,17 @@ impl Memory for Manual {
         self.fill(page, 0);
     }
 
-    fn is_allowed(&self, page: u32, access: Access) -> bool {
+    fn is_allowed(&self, page: u32, access: AccessKind) -> bool {
         self.right(page).get() >= Some(access)
     }
 
-    fn allow(&self, page: u32, access: Access) {
+    fn allow(&self, page: u32, access: AccessKind) {
         self.right(page).set(self.right(page).get().max(Some(access)));
     }
 
     fn protect(&self, pages: Range<u32>) {
         for page in pages {
-            self.right(page).set(self.right(page).get().min(Some(Access::Read)));
+            self.right(page).set(self.right(page).get().min(Some(AccessKind::Read)));
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: the pager's thread calls it; programs access the memory from any thread.
 
-use crate::table::Access;
+use crate::table::AccessKind;
 use farleaf_fabric::Region;
 use farleaf_fabric::sync::Arc;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 ///
 /// The pager never allows more than the state of the page does. A provider may be stricter at any
 /// time: the access is then reported again.
-pub trait Memory {
+pub trait PageAccessProvider {
     /// The pager's view of the whole region, by which it reads and writes pages that are
     /// inaccessible to the program. The pager counts the references to it, so the number of those
     /// that are kept elsewhere must not change while there is a pager.
@@ -21,12 +21,12 @@ pub trait Memory {
     /// Makes sure that the page is all zeros and has memory. No access is allowed yet.
     fn zero(&self, page: u32);
 
-    /// Whether the access is allowed already. If so, only a fault still needs [`Memory::allow`],
-    /// which wakes its thread.
-    fn is_allowed(&self, page: u32, access: Access) -> bool;
+    /// Whether the access is allowed already. If so, only a fault still needs
+    /// [`PageAccessProvider::allow`], which wakes its thread.
+    fn is_allowed(&self, page: u32, access: AccessKind) -> bool;
 
     /// Allows an access to a page whose content is in place, and wakes what waits for it.
-    fn allow(&self, page: u32, access: Access);
+    fn allow(&self, page: u32, access: AccessKind);
 
     /// Takes the right to write away from pages, and wakes nothing. When it returns, no write to
     /// them is in progress.

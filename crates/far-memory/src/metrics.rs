@@ -9,14 +9,14 @@ use std::fmt::Write;
 
 /// Whether a value only grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FarMetricKind {
     Counter,
     Gauge,
 }
 
 /// The counts, each with its name and its meaning.
-fn table(stats: &FarStats) -> [(Kind, &'static str, &'static str, u64); 25] {
-    use Kind::{Counter, Gauge};
+fn table(stats: &FarStats) -> [(FarMetricKind, &'static str, &'static str, u64); 25] {
+    use FarMetricKind::{Counter, Gauge};
     // Without `..`, so that no count is forgotten.
     let FarStats {
         touches,
@@ -95,8 +95,8 @@ pub(crate) fn text(region: &str, mode: FaultMode, stats: &FarStats) -> String {
     );
     for (kind, name, help, value) in table(stats) {
         let (kind, ending) = match kind {
-            Kind::Counter => ("counter", "_total"),
-            Kind::Gauge => ("gauge", ""),
+            FarMetricKind::Counter => ("counter", "_total"),
+            FarMetricKind::Gauge => ("gauge", ""),
         };
         let name = format!("farleaf_far_{name}{ending}");
         // Writing to a string cannot fail.

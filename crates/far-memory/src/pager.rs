@@ -17,11 +17,11 @@
 mod moves;
 
 use crate::chunks::Chunks;
-use crate::memory::Memory;
-use crate::space::Space;
+use crate::memory::PageAccessProvider;
+use crate::space::ChunkSpace;
 use crate::stats::FarStats;
-use crate::streams::Streams;
-use crate::table::{Access, Discard, State, Table, Touch, Victim};
+use crate::streams::AccessStreams;
+use crate::table::{AccessKind, Discard, PageState, PageTable, Touch, Victim};
 use crate::transfer::Transfers;
 use crate::{FarConfig, FarError};
 use farleaf_fabric::sync::Arc;
@@ -38,13 +38,13 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 /// A READ or a WRITE, and what follows.
-type Job = Pin<Box<dyn Future<Output = ()>>>;
+type TransferJob = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Maximum number of remembered failures.
-const MOST_FAILURES: usize = 4096;
+const MAX_FAILURES: usize = 4096;
 
 /// A pager of one region; clones are the same pager.
-pub struct Pager<F: Fabric, M, S>(Rc<Inner<F, M, S>>);
+pub struct Pager<F: Fabric, M, S>(Rc<PagerInner<F, M, S>>);
 
 impl<F: Fabric, M, S> Clone for Pager<F, M, S> {
     fn clone(&self) -> Self {
@@ -52,20 +52,20 @@ impl<F: Fabric, M, S> Clone for Pager<F, M, S> {
     }
 }
 
-struct Inner<F: Fabric, M, S> {
+struct PagerInner<F: Fabric, M, S> {
     config: FarConfig,
     memory: M,
     transfers: Transfers<F>,
     chunks: Chunks<S>,
-    state: RefCell<Pending>,
+    state: RefCell<PendingWork>,
 }
 
 /// Everything that waits.
-struct Pending {
-    table: Table,
+struct PendingWork {
+    table: PageTable,
     /// Filling pages whose READs have not begun.
     demand: VecDeque<u32>,
-    streams: Streams,
+    streams: AccessStreams,
     /// Pages to be read ahead of their touch; their states are looked at later.
     ahead: VecDeque<u32>,
     /// Leaving pages whose WRITEs have not begun.
@@ -101,14 +101,14 @@ const UNPLACED: u32 = u32::MAX;
 
 /// Why a page is touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
+enum TouchCause {
     /// The program accesses it, and a thread may wait for that.
     Access,
     /// It was asked for.
     Request,
 }
 
-impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
+impl<F: Fabric, M: PageAccessProvider + 'static, S: ChunkSpace<F>> Pager<F, M, S> {
     /// A pager of an empty region in `memory`, over this endpoint. Nothing moves before
     /// [`Pager::run`] is polled.
     ///
@@ -120,11 +120,11 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             let fault = "a mirror with one memory server: use two, or no mirror".to_owned();
             return Err(FarError::Config { fault });
         }
-        let table = Table::new(config.pages(), config.buffer_pages, config.policy);
-        let state = Pending {
+        let table = PageTable::new(config.pages(), config.buffer_pages, config.policy);
+        let state = PendingWork {
             table,
             demand: VecDeque::new(),
-            streams: Streams::new(config.pages(), config.ahead_pages),
+            streams: AccessStreams::new(config.pages(), config.ahead_pages),
             ahead: VecDeque::new(),
             leaving: VecDeque::new(),
             reads: 0,
@@ -145,7 +145,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             is_stopping: false,
             stats: FarStats::default(),
         };
-        Ok(Self(Rc::new(Inner {
+        Ok(Self(Rc::new(PagerInner {
             transfers: Transfers::new(
                 fabric,
                 Arc::clone(memory.view()),
@@ -173,7 +173,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     ///
     /// # Panics
     /// If there is no such page.
-    pub fn state(&self, page: u32) -> State {
+    pub fn state(&self, page: u32) -> PageState {
         self.0.state.borrow().table.state(page)
     }
 
@@ -215,18 +215,24 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     ///
     /// # Panics
     /// If there is no such page.
-    pub async fn touch(&self, page: u32, access: Access) -> Result<(), FarError> {
-        self.reach(page, Some(access), Cause::Access).await
+    pub async fn touch(&self, page: u32, access: AccessKind) -> Result<(), FarError> {
+        self.reach(page, Some(access), TouchCause::Access).await
     }
 
     /// Touches the page; without an access, touches it for reading and holds it.
-    async fn reach(&self, page: u32, access: Option<Access>, cause: Cause) -> Result<(), FarError> {
+    async fn reach(
+        &self,
+        page: u32,
+        access: Option<AccessKind>,
+        cause: TouchCause,
+    ) -> Result<(), FarError> {
         let since = {
             let state = &mut *self.0.state.borrow_mut();
             state.stats.touches += 1;
             state.failure_count
         };
-        let mut ticket = Ticket { state: &self.0.state, page, number: None, has_waited: false };
+        let mut ticket =
+            TouchTicket { state: &self.0.state, page, number: None, has_waited: false };
         poll_fn(|context| {
             let polled = self.poll_reach(context, page, (access, cause), since, &mut ticket);
             if polled.is_pending() && !std::mem::replace(&mut ticket.has_waited, true) {
@@ -241,9 +247,9 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         &self,
         context: &Context<'_>,
         page: u32,
-        (access, cause): (Option<Access>, Cause),
+        (access, cause): (Option<AccessKind>, TouchCause),
         since: u64,
-        ticket: &mut Ticket<'_>,
+        ticket: &mut TouchTicket<'_>,
     ) -> Poll<Result<(), FarError>> {
         let inner = &*self.0;
         let state = &mut *inner.state.borrow_mut();
@@ -258,7 +264,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         let older = state.room.range(..ticket.number.unwrap_or(u64::MAX)).count();
         let may_take_slot = state.table.free() as usize > older; // G1
         let was_ahead = state.table.take_ahead(page);
-        let touch = state.table.touch(page, access.unwrap_or(Access::Read), may_take_slot);
+        let touch = state.table.touch(page, access.unwrap_or(AccessKind::Read), may_take_slot);
         state.stats.ahead_hits += u64::from(was_ahead);
         if was_ahead || touch == Touch::Fill {
             let pages = state.streams.fault(page);
@@ -272,13 +278,15 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             state.wake_room();
         }
         match touch {
-            Touch::Allow(_) if access.is_none() && state.table.state(page) == State::Leaving => {
+            Touch::Allow(_)
+                if access.is_none() && state.table.state(page) == PageState::Leaving =>
+            {
                 state.table.keep(page);
                 state.wait_for(page, context);
             }
             Touch::Allow(allowed) => {
                 // No thread waits for a page that was asked for, unless its own touch wakes it.
-                if cause == Cause::Access || !inner.memory.is_allowed(page, allowed) {
+                if cause == TouchCause::Access || !inner.memory.is_allowed(page, allowed) {
                     inner.memory.allow(page, allowed);
                 }
                 return Poll::Ready(state.hold_if(access.is_none(), page));
@@ -322,7 +330,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         Poll::Pending
     }
 
-    fn lost(&self, state: &Pending, page: u32) -> FarError {
+    fn lost(&self, state: &PendingWork, page: u32) -> FarError {
         let place = self.0.chunks.find(page).expect("a lost page was somewhere");
         let server = place.server();
         let cause = state.gone.get(&server.number()).cloned();
@@ -340,7 +348,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         let mut first = pages.start;
         while first < pages.end {
             let end = pages.end.min(first.saturating_add(step));
-            let asked = |page| self.reach(page, Some(Access::Read), Cause::Request);
+            let asked = |page| self.reach(page, Some(AccessKind::Read), TouchCause::Request);
             try_join_all((first..end).map(asked)).await?;
             first = end;
         }
@@ -364,7 +372,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         let mut held = Holding { state: &self.0.state, pages: pages.start..pages.start, count };
         self.ensure(pages.clone()).await?;
         for page in pages {
-            self.reach(page, None, Cause::Request).await?;
+            self.reach(page, None, TouchCause::Request).await?;
             held.pages.end = page + 1;
         }
         held.count = 0;
@@ -408,7 +416,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         }
         // If the page was marked and has been touched since, its content is younger.
         let outcome = match *is_counted {
-            true if !matches!(state.table.state(page), State::Filling | State::Leaving) => {
+            true if !matches!(state.table.state(page), PageState::Filling | PageState::Leaving) => {
                 Discard::Done
             }
             _ => state.table.discard(page),
@@ -443,7 +451,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         for page in pages {
             poll_fn(|context| {
                 let state = &mut *self.0.state.borrow_mut();
-                if state.is_stopping || state.table.state(page) != State::Leaving {
+                if state.is_stopping || state.table.state(page) != PageState::Leaving {
                     return Poll::Ready(());
                 }
                 state.wait_for(page, context);
@@ -467,13 +475,13 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         self.read_ahead(state, pages.start..end);
     }
 
-    fn read_ahead(&self, state: &mut Pending, pages: Range<u32>) {
+    fn read_ahead(&self, state: &mut PendingWork, pages: Range<u32>) {
         if pages.is_empty() {
             return;
         }
         let most = self.0.config.buffer_pages as usize / 2;
         for page in pages.take(most) {
-            if state.table.state(page) == State::Remote {
+            if state.table.state(page) == PageState::Remote {
                 state.ahead.push_back(page);
             }
         }
@@ -539,7 +547,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     }
 
     /// The next job that may begin (G4).
-    fn next_job(&self) -> Option<Job> {
+    fn next_job(&self) -> Option<TransferJob> {
         let state = &mut *self.0.state.borrow_mut();
         self.make_room(state);
         if state.table.free() == 0 && !state.is_moving() {
@@ -572,7 +580,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         self.next_ahead(state)
     }
 
-    fn next_ahead(&self, state: &mut Pending) -> Option<Job> {
+    fn next_ahead(&self, state: &mut PendingWork) -> Option<TransferJob> {
         let mut run: Option<Range<u32>> = None;
         while state.table.free() > self.0.config.low_water_pages
             && state.room.is_empty()
@@ -583,13 +591,13 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
                 _ => {}
             }
             state.ahead.pop_front();
-            if state.table.state(page) != State::Remote {
+            if state.table.state(page) != PageState::Remote {
                 if run.is_some() {
                     break;
                 }
                 continue;
             }
-            let touch = state.table.touch(page, Access::Read, true);
+            let touch = state.table.touch(page, AccessKind::Read, true);
             assert_eq!(touch, Touch::Fill, "a remote page is read if a slot is free");
             state.table.mark_ahead(page);
             state.stats.fills_ahead += 1;
@@ -638,7 +646,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         if servers == [UNPLACED] { self.0.chunks.copies_each() } else { servers.len() }
     }
 
-    fn may_write(&self, state: &Pending, run: &Range<u32>, depth: usize) -> bool {
+    fn may_write(&self, state: &PendingWork, run: &Range<u32>, depth: usize) -> bool {
         let servers = self.targets(run.start);
         let writes = state.writes + self.writes_to(&servers);
         let bytes = self.run_bytes(run);
@@ -669,7 +677,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     }
 
     /// The memory servers that have failed and are tried again, and the pages that leave for them.
-    fn probes(&self, state: &Pending) -> (BTreeSet<u32>, u32) {
+    fn probes(&self, state: &PendingWork) -> (BTreeSet<u32>, u32) {
         let begun = state.write_bytes.iter().map(|(&server, &bytes)| (server, bytes));
         let queued = state.leaving.iter();
         let queued = queued.map(|run| (self.server_of(run.start), self.run_bytes(run)));
@@ -685,7 +693,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
 
     /// Lets pages leave if too few slots are free (G2). A memory server that has failed is tried
     /// again with one page, which is not counted on to leave, nor are pages that wait for memory.
-    fn make_room(&self, state: &mut Pending) {
+    fn make_room(&self, state: &mut PendingWork) {
         let config = &self.0.config;
         let (free, asked) = (state.table.free(), state.room.len() as u32);
         let ahead = (state.ahead.len() as u32).min(config.ahead_pages);
@@ -718,7 +726,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         self.carry_out(state, victims);
     }
 
-    fn carry_out(&self, state: &mut Pending, victims: Vec<Victim>) {
+    fn carry_out(&self, state: &mut PendingWork, victims: Vec<Victim>) {
         let (mut dropped, mut written) = (Vec::new(), Vec::new());
         for victim in victims {
             match victim {
@@ -767,7 +775,7 @@ pub(crate) fn pages_of(config: &FarConfig, bytes: &Range<usize>) -> Result<Range
     Ok(((from / config.page_bytes) as u32).min(end)..end)
 }
 
-impl Pending {
+impl PendingWork {
     fn notify(&mut self) {
         self.has_work = true;
         if let Some(task) = self.task.take() {
@@ -798,7 +806,7 @@ impl Pending {
     }
 
     fn fail(&mut self, page: u32, error: FarError) {
-        if self.failures.len() >= MOST_FAILURES {
+        if self.failures.len() >= MAX_FAILURES {
             // A touch that misses its failure retries.
             self.failures.clear();
         }
@@ -815,15 +823,15 @@ impl Pending {
 }
 
 /// A touch that may have to wait.
-struct Ticket<'p> {
-    state: &'p RefCell<Pending>,
+struct TouchTicket<'p> {
+    state: &'p RefCell<PendingWork>,
     page: u32,
     /// Its place among those that wait for slots.
     number: Option<u64>,
     has_waited: bool,
 }
 
-impl Drop for Ticket<'_> {
+impl Drop for TouchTicket<'_> {
     fn drop(&mut self) {
         if self.number.is_none() && !self.has_waited {
             return;
@@ -840,7 +848,7 @@ impl Drop for Ticket<'_> {
         *touches -= 1;
         if *touches == 0 {
             state.touching.remove(&self.page);
-            if !matches!(state.table.state(self.page), State::Filling | State::Leaving) {
+            if !matches!(state.table.state(self.page), PageState::Filling | PageState::Leaving) {
                 // Touches that found no room have left their wakers, and nothing wakes them.
                 state.waiting.remove(&self.page);
             }
@@ -852,7 +860,7 @@ impl Drop for Ticket<'_> {
 
 /// Holds that are given up unless all of them are taken.
 struct Holding<'p> {
-    state: &'p RefCell<Pending>,
+    state: &'p RefCell<PendingWork>,
     /// The pages held so far.
     pages: Range<u32>,
     /// The number of pages to be held in all.

@@ -12,7 +12,7 @@ use farleaf_fabric::{Calls, Fabric};
 use std::os::fd::BorrowedFd;
 
 /// Opens an endpoint on the thread that will use it.
-pub trait Reach: Send + 'static {
+pub trait EndpointSource: Send + 'static {
     /// The endpoint.
     type Fabric: Fabric;
     /// What drives it.
@@ -30,13 +30,13 @@ pub trait Reach: Send + 'static {
 
 /// A cluster, reached by an endpoint of one compute server.
 #[derive(Debug)]
-pub struct Over<C> {
+pub struct ClusterEndpoints<C> {
     cluster: Arc<C>,
     compute_server: u16,
     number: usize,
 }
 
-impl<C> Over<C> {
+impl<C> ClusterEndpoints<C> {
     /// Reaches `cluster` as compute server `compute_server`; `number` tells its endpoints apart.
     pub fn new(cluster: Arc<C>, compute_server: u16, number: usize) -> Self {
         Self { cluster, compute_server, number }
@@ -47,7 +47,7 @@ fn failed(error: &dyn std::fmt::Display) -> FarError {
     FarError::System { action: "open an endpoint for far memory", cause: error.to_string() }
 }
 
-impl<S: Calls> Reach for Over<LocalCluster<S>> {
+impl<S: Calls> EndpointSource for ClusterEndpoints<LocalCluster<S>> {
     type Fabric = LocalFabric;
     type Driver = LocalDriver;
 
@@ -62,7 +62,7 @@ impl<S: Calls> Reach for Over<LocalCluster<S>> {
     }
 }
 
-impl Reach for Over<TcpCluster> {
+impl EndpointSource for ClusterEndpoints<TcpCluster> {
     type Fabric = TcpFabric;
     type Driver = TcpDriver;
 
@@ -77,7 +77,7 @@ impl Reach for Over<TcpCluster> {
     }
 }
 
-impl Reach for Over<ShmCluster> {
+impl EndpointSource for ClusterEndpoints<ShmCluster> {
     type Fabric = ShmFabric;
     type Driver = ShmDriver;
 

@@ -5,17 +5,17 @@
 //! changes no address space that belongs to something else by then.
 //!
 //! *Thread safety*: any number of threads. All calls may block for as long as memory servers take
-//! to answer; the pager's thread must not make them, so a [`Space`] must not use far memory.
+//! to answer; the pager's thread must not make them, so a [`ChunkSpace`] must not use far memory.
 
-use crate::arena::Arena;
+use crate::arena::ArenaMappings;
 use crate::metrics;
 use crate::mode::{FaultMode, FaultProvider};
 use crate::pager::pages_of;
-use crate::reach::Reach;
+use crate::reach::EndpointSource;
 use crate::signal::{SignalMemory, Signals};
-use crate::space::Space;
+use crate::space::ChunkSpace;
 use crate::stats::FarStats;
-use crate::thread::{Answer, Request, Requests, serve};
+use crate::thread::{AnswerSender, PagerRequest, PagerRequests, serve};
 use crate::userfault::{Userfault, UserfaultMemory};
 use crate::{FarConfig, FarError};
 use farleaf_fabric::sync::{Arc, AtomicU64};
@@ -41,24 +41,24 @@ pub enum Advice {
 #[derive(Debug)]
 pub struct FarRegion {
     config: FarConfig,
-    requests: Arc<Requests>,
+    requests: Arc<PagerRequests>,
     thread: Option<JoinHandle<()>>,
     /// A child process has neither the pages nor the thread.
     process: Pid,
     /// Why it is not the first choice.
     fallback: Option<FarError>,
     // Dropped last (R1).
-    backing: Backing,
+    backing: MappingOwner,
 }
 
 /// What owns the program's mapping.
 #[derive(Clone, Debug)]
-enum Backing {
+enum MappingOwner {
     Userfaultfd(Arc<Userfault>),
     Signal(Arc<Signals>),
 }
 
-impl Backing {
+impl MappingOwner {
     fn new(provider: FaultProvider, config: &FarConfig) -> Result<Self, FarError> {
         match provider {
             FaultProvider::Userfaultfd => Ok(Self::Userfaultfd(Arc::new(Userfault::new(config)?))),
@@ -66,7 +66,7 @@ impl Backing {
         }
     }
 
-    fn arena(&self) -> &Arena {
+    fn arena(&self) -> &ArenaMappings {
         match self {
             Self::Userfaultfd(userfault) => userfault.arena(),
             Self::Signal(signals) => signals.arena(),
@@ -83,13 +83,13 @@ impl FarRegion {
     /// [`FarError`] if the settings are wrong, or the operating system does not allow it.
     pub fn new<R, S>(config: FarConfig, reach: R, space: S) -> Result<Self, FarError>
     where
-        R: Reach,
-        S: Space<R::Fabric> + Send,
+        R: EndpointSource,
+        S: ChunkSpace<R::Fabric> + Send,
     {
         config.check()?;
-        let (backing, fallback) = match Backing::new(FaultProvider::Userfaultfd, &config) {
+        let (backing, fallback) = match MappingOwner::new(FaultProvider::Userfaultfd, &config) {
             Err(error @ FarError::System { .. }) => {
-                (Backing::new(FaultProvider::Signal, &config)?, Some(error))
+                (MappingOwner::new(FaultProvider::Signal, &config)?, Some(error))
             }
             backing => (backing?, None),
         };
@@ -107,35 +107,35 @@ impl FarRegion {
         space: S,
     ) -> Result<Self, FarError>
     where
-        R: Reach,
-        S: Space<R::Fabric> + Send,
+        R: EndpointSource,
+        S: ChunkSpace<R::Fabric> + Send,
     {
         config.check()?;
-        let backing = Backing::new(provider, &config)?;
+        let backing = MappingOwner::new(provider, &config)?;
         Self::start(config, (reach, space), backing, None)
     }
 
     fn start<R, S>(
         config: FarConfig,
         (reach, space): (R, S),
-        backing: Backing,
+        backing: MappingOwner,
         fallback: Option<FarError>,
     ) -> Result<Self, FarError>
     where
-        R: Reach,
-        S: Space<R::Fabric> + Send,
+        R: EndpointSource,
+        S: ChunkSpace<R::Fabric> + Send,
     {
-        let requests = Arc::new(Requests::new()?);
+        let requests = Arc::new(PagerRequests::new()?);
         let (sender, started) = sync_channel(1);
         let (settings, pages) = (config.clone(), config.pages());
         let (to_serve, to_page) = (Arc::clone(&requests), backing.clone());
         let thread = std::thread::Builder::new().name("farleaf-pager".into());
         let thread = thread.spawn(move || match to_page {
-            Backing::Userfaultfd(userfault) => {
+            MappingOwner::Userfaultfd(userfault) => {
                 let memory = UserfaultMemory::new(userfault, pages);
                 serve(settings, (reach, memory, space), &to_serve, &sender);
             }
-            Backing::Signal(signals) => {
+            MappingOwner::Signal(signals) => {
                 let memory = SignalMemory::new(signals, pages);
                 serve(settings, (reach, memory, space), &to_serve, &sender);
             }
@@ -153,10 +153,10 @@ impl FarRegion {
     /// How faults are noticed.
     pub fn mode(&self) -> FaultMode {
         match &self.backing {
-            Backing::Userfaultfd(userfault) => {
+            MappingOwner::Userfaultfd(userfault) => {
                 FaultMode::Userfaultfd { kernel_faults: userfault.has_kernel_faults() }
             }
-            Backing::Signal(_) => FaultMode::Signal,
+            MappingOwner::Signal(_) => FaultMode::Signal,
         }
     }
 
@@ -219,18 +219,18 @@ impl FarRegion {
                 _ => parts.push(part),
             }
         }
-        self.ask(|answer| Request::Ensure(parts, answer))?
+        self.ask(|answer| PagerRequest::Ensure(parts, answer))?
     }
 
     /// Loads a range of bytes, and holds its pages in the buffer until the value is dropped.
     ///
     /// # Errors
     /// [`FarError`] if a page cannot be had, or more than [`FarConfig::held_pages`] would be held.
-    pub fn hold(&self, bytes: Range<usize>) -> Result<Held<'_>, FarError> {
+    pub fn hold(&self, bytes: Range<usize>) -> Result<RegionHold<'_>, FarError> {
         let pages = pages_of(&self.config, &bytes)?;
         let held = pages.clone();
-        self.ask(|answer| Request::Hold(pages, answer))??;
-        Ok(Held { region: self, pages: held })
+        self.ask(|answer| PagerRequest::Hold(pages, answer))??;
+        Ok(RegionHold { region: self, pages: held })
     }
 
     /// Forgets the content of all pages that lie in a range of bytes as a whole. They become zeros
@@ -243,7 +243,7 @@ impl FarRegion {
         let page_bytes = self.config.page_bytes;
         let first = bytes.start.div_ceil(page_bytes);
         let end = (bytes.end / page_bytes).max(first);
-        self.ask(|answer| Request::Discard(first as u32..end as u32, answer))??;
+        self.ask(|answer| PagerRequest::Discard(first as u32..end as u32, answer))??;
         Ok(first * page_bytes..end * page_bytes)
     }
 
@@ -254,9 +254,9 @@ impl FarRegion {
     pub fn advise(&self, bytes: Range<usize>, advice: Advice) -> Result<(), FarError> {
         let pages = pages_of(&self.config, &bytes)?;
         match advice {
-            Advice::WillNeed => self.post(Request::WillNeed(pages)),
-            Advice::Sequential => self.post(Request::Sequential(pages)),
-            Advice::DontNeed => self.ask(|answer| Request::Evict(pages, answer))?,
+            Advice::WillNeed => self.post(PagerRequest::WillNeed(pages)),
+            Advice::Sequential => self.post(PagerRequest::Sequential(pages)),
+            Advice::DontNeed => self.ask(|answer| PagerRequest::Evict(pages, answer))?,
         }
         Ok(())
     }
@@ -266,7 +266,7 @@ impl FarRegion {
     /// # Errors
     /// [`FarError::Stopped`] if the pager has ended.
     pub fn stats(&self) -> Result<FarStats, FarError> {
-        self.ask(Request::Stats)
+        self.ask(PagerRequest::Stats)
     }
 
     /// The counts so far as text in Prometheus' format, which the program may serve at a path of
@@ -284,10 +284,10 @@ impl FarRegion {
     /// # Errors
     /// [`FarError::Stopped`] if the pager has ended.
     pub fn check(&self) -> Result<(), FarError> {
-        self.ask(Request::Check)
+        self.ask(PagerRequest::Check)
     }
 
-    fn ask<T>(&self, request: impl FnOnce(Answer<T>) -> Request) -> Result<T, FarError> {
+    fn ask<T>(&self, request: impl FnOnce(AnswerSender<T>) -> PagerRequest) -> Result<T, FarError> {
         let (sender, answer) = sync_channel(1);
         self.post(request(sender));
         answer.recv().map_err(|_| FarError::Stopped)
@@ -300,7 +300,7 @@ impl FarRegion {
 
     /// Posts a request. In a child process nothing would answer it, and a thread that the child
     /// does not have may have locked the queue: it is dropped.
-    fn post(&self, request: Request) {
+    fn post(&self, request: PagerRequest) {
         if !self.is_inherited() {
             self.requests.post(request);
         }
@@ -312,7 +312,7 @@ impl Drop for FarRegion {
         if self.is_inherited() {
             return;
         }
-        self.post(Request::Stop);
+        self.post(PagerRequest::Stop);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread has aborted the process (D3).
             let _ = thread.join();
@@ -322,13 +322,13 @@ impl Drop for FarRegion {
 
 /// Pages that are held in the buffer.
 #[derive(Debug)]
-pub struct Held<'r> {
+pub struct RegionHold<'r> {
     region: &'r FarRegion,
     pages: Range<u32>,
 }
 
-impl Drop for Held<'_> {
+impl Drop for RegionHold<'_> {
     fn drop(&mut self) {
-        self.region.post(Request::Release(self.pages.clone()));
+        self.region.post(PagerRequest::Release(self.pages.clone()));
     }
 }

@@ -11,8 +11,8 @@
 //! - far.H1. The handler makes only system calls and atomic accesses, and takes no lock. The memory
 //!   that it uses lives as long as the region.
 //! - far.H2. A seat is claimed by one thread until that thread gives it up.
-//! - far.H3. Every message ends in [`Memory::allow`] for its page, which wakes all seats that wait
-//!   for the page.
+//! - far.H3. Every message ends in [`PageAccessProvider::allow`] for its page, which wakes all
+//!   seats that wait for the page.
 //!
 //! A child process has copies of all this, but not the mapping: there, the handler passes the
 //! signal on, which ends the child.
@@ -21,9 +21,9 @@
 //!
 //! *Thread safety*: faults come from any thread; [`SignalMemory`] belongs to the pager's thread.
 
-use crate::arena::{Arena, refused};
-use crate::memory::Memory;
-use crate::table::Access;
+use crate::arena::{ArenaMappings, refused};
+use crate::memory::PageAccessProvider;
+use crate::table::AccessKind;
 use crate::{FarConfig, FarError};
 use farleaf_fabric::Region;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
@@ -41,28 +41,28 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// Regions of a process that use this provider at the same time.
-const MOST_REGIONS: usize = 64;
+const MAX_REGIONS: usize = 64;
 /// Threads that wait for pages of one region at the same time; further ones try again and again.
 const SEATS: usize = 256;
 /// Most pages of the buffers of a process: every run of accessible pages is a mapping of its own
 /// for the kernel, which allows 65,530.
-const MOST_BUFFER_PAGES: u32 = 30_000;
+const MAX_BUFFER_PAGES: u32 = 30_000;
 /// Pages of the buffers of all regions of this process.
 static BUFFER_PAGES: AtomicU32 = AtomicU32::new(0);
 
 /// A region's part of [`BUFFER_PAGES`].
 #[derive(Debug)]
-struct Share(u32);
+struct BufferShare(u32);
 
-impl Share {
+impl BufferShare {
     fn take(pages: u32) -> Result<Self, FarError> {
-        let add = |all: u32| all.checked_add(pages).filter(|all| *all <= MOST_BUFFER_PAGES);
+        let add = |all: u32| all.checked_add(pages).filter(|all| *all <= MAX_BUFFER_PAGES);
         match BUFFER_PAGES.fetch_update(Ordering::AcqRel, Ordering::Acquire, add) {
             Ok(_) => Ok(Self(pages)),
             Err(others) => {
                 let fault = format!(
                     "a buffer of {pages} pages with the provider `signal` beside {others} pages \
-                     of other regions: use at most {MOST_BUFFER_PAGES} in a process"
+                     of other regions: use at most {MAX_BUFFER_PAGES} in a process"
                 );
                 Err(FarError::Config { fault })
             }
@@ -70,7 +70,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for BufferShare {
     fn drop(&mut self) {
         BUFFER_PAGES.fetch_sub(self.0, Ordering::AcqRel);
     }
@@ -82,19 +82,19 @@ const WAITING: u32 = 1;
 const CALLED: u32 = 2;
 
 /// Where the handler finds the regions.
-struct Entry {
+struct HandlerEntry {
     start: AtomicUsize,
     end: AtomicUsize,
     region: AtomicPtr<Signals>,
 }
 
-static REGIONS: [Entry; MOST_REGIONS] = [const {
-    Entry {
+static REGIONS: [HandlerEntry; MAX_REGIONS] = [const {
+    HandlerEntry {
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         region: AtomicPtr::new(std::ptr::null_mut()),
     }
-}; MOST_REGIONS];
+}; MAX_REGIONS];
 
 /// Serializes changes of [`REGIONS`].
 static CHANGES: OnceLock<Mutex<()>> = OnceLock::new();
@@ -104,23 +104,23 @@ static BEFORE: OnceLock<Result<libc::sigaction, i32>> = OnceLock::new();
 /// A range of address space whose faults arrive by signals.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    arena: Arena,
+    arena: ArenaMappings,
     reader: OwnedFd,
     writer: OwnedFd,
     seats: Vec<AtomicU32>,
     /// A child process has neither the mapping nor the pager.
     process: Pid,
-    _share: Share,
+    _share: BufferShare,
 }
 
 /// A page, a seat and whether the access is known to be a write.
-type Message = [u8; 8];
+type FaultMessage = [u8; 8];
 
-fn encode(page: u32, seat: usize, writes: bool) -> Message {
+fn encode(page: u32, seat: usize, writes: bool) -> FaultMessage {
     (u64::from(page) << 32 | (seat as u64) << 1 | u64::from(writes)).to_ne_bytes()
 }
 
-fn decode(message: Message) -> (u32, usize, bool) {
+fn decode(message: FaultMessage) -> (u32, usize, bool) {
     let word = u64::from_ne_bytes(message);
     ((word >> 32) as u32, (word as u32 >> 1) as usize, word & 1 != 0)
 }
@@ -128,9 +128,9 @@ fn decode(message: Message) -> (u32, usize, bool) {
 impl Signals {
     /// Reserves the range, inaccessible, and installs the handler if it is the first one.
     pub(crate) fn new(config: &FarConfig) -> Result<Arc<Self>, FarError> {
-        let share = Share::take(config.buffer_pages)?;
+        let share = BufferShare::take(config.buffer_pages)?;
         install()?;
-        let arena = Arena::new(config, ProtFlags::empty())?;
+        let arena = ArenaMappings::new(config, ProtFlags::empty())?;
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(refused("make a pipe for faults"))?;
         rustix::io::ioctl_fionbio(&reader, true).map_err(refused("read a pipe without waiting"))?;
@@ -141,7 +141,7 @@ impl Signals {
         let entry = REGIONS.iter().find(|entry| entry.start.load(Ordering::Acquire) == 0);
         let entry = entry.ok_or_else(|| FarError::System {
             action: "add a region of far memory by signals",
-            cause: format!("this process has {MOST_REGIONS} of them"),
+            cause: format!("this process has {MAX_REGIONS} of them"),
         })?;
         let start = signals.arena.base().as_ptr().addr();
         entry.region.store(Arc::as_ptr(&signals).cast_mut(), Ordering::Release);
@@ -150,7 +150,7 @@ impl Signals {
         Ok(signals)
     }
 
-    pub(crate) fn arena(&self) -> &Arena {
+    pub(crate) fn arena(&self) -> &ArenaMappings {
         &self.arena
     }
 
@@ -317,7 +317,7 @@ fn pass_on(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_s
 #[derive(Debug)]
 pub(crate) struct SignalMemory {
     signals: Arc<Signals>,
-    rights: Vec<Cell<Option<Access>>>,
+    rights: Vec<Cell<Option<AccessKind>>>,
     /// By page: the seats that wait for it.
     waiting: RefCell<BTreeMap<u32, Vec<usize>>>,
 }
@@ -333,35 +333,35 @@ impl SignalMemory {
         self.signals.reader.as_fd()
     }
 
-    pub(crate) fn arena(&self) -> &Arena {
+    pub(crate) fn arena(&self) -> &ArenaMappings {
         &self.signals.arena
     }
 
     /// Passes the next faults to `report`. Returns whether there may be more.
-    pub(crate) fn take(&self, report: &mut dyn FnMut(u32, Access)) -> bool {
-        let mut messages = [0; SEATS * size_of::<Message>()];
+    pub(crate) fn take(&self, report: &mut dyn FnMut(u32, AccessKind)) -> bool {
+        let mut messages = [0; SEATS * size_of::<FaultMessage>()];
         let read = match rustix::io::read(&self.signals.reader, &mut messages) {
             Ok(read) => read,
             Err(Errno::AGAIN | Errno::INTR) => return false,
             Err(errno) => panic!("cannot read faults of far memory: {errno}"),
         };
-        for message in messages[..read].chunks_exact(size_of::<Message>()) {
+        for message in messages[..read].chunks_exact(size_of::<FaultMessage>()) {
             let (page, seat, writes) = decode(message.try_into().expect("8 bytes"));
             self.waiting.borrow_mut().entry(page).or_default().push(seat);
             // Reading was allowed, at least meanwhile: elsewhere than on x86-64, it is a write.
             let is_readable = self.rights[page as usize].get().is_some();
             let writes = writes || (is_readable && !cfg!(target_arch = "x86_64"));
-            report(page, if writes { Access::Write } else { Access::Read });
+            report(page, if writes { AccessKind::Write } else { AccessKind::Read });
         }
         read == messages.len()
     }
 
     /// Sets the rights of pages that have others.
-    fn set(&self, pages: Range<u32>, access: Option<Access>) {
+    fn set(&self, pages: Range<u32>, access: Option<AccessKind>) {
         let rights = match access {
             None => MprotectFlags::empty(),
-            Some(Access::Read) => MprotectFlags::READ,
-            Some(Access::Write) => MprotectFlags::READ | MprotectFlags::WRITE,
+            Some(AccessKind::Read) => MprotectFlags::READ,
+            Some(AccessKind::Write) => MprotectFlags::READ | MprotectFlags::WRITE,
         };
         if pages.clone().any(|page| self.rights[page as usize].get() != access) {
             self.signals.set_rights(&pages, rights);
@@ -370,7 +370,7 @@ impl SignalMemory {
     }
 }
 
-impl Memory for SignalMemory {
+impl PageAccessProvider for SignalMemory {
     fn view(&self) -> &Arc<Region> {
         self.signals.arena.view()
     }
@@ -379,11 +379,11 @@ impl Memory for SignalMemory {
         self.signals.arena.zero(page);
     }
 
-    fn is_allowed(&self, page: u32, access: Access) -> bool {
+    fn is_allowed(&self, page: u32, access: AccessKind) -> bool {
         self.rights[page as usize].get() >= Some(access)
     }
 
-    fn allow(&self, page: u32, access: Access) {
+    fn allow(&self, page: u32, access: AccessKind) {
         let right = self.rights[page as usize].get().max(Some(access));
         self.set(page..page + 1, right);
         let waiting = self.waiting.borrow_mut().remove(&page); // H3
@@ -391,7 +391,7 @@ impl Memory for SignalMemory {
     }
 
     fn protect(&self, pages: Range<u32>) {
-        self.set(pages, Some(Access::Read));
+        self.set(pages, Some(AccessKind::Read));
     }
 
     fn hide(&self, page: u32) {

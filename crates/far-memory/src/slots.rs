@@ -11,8 +11,8 @@ pub(crate) const NONE: u32 = u32::MAX;
 
 /// The slots of a buffer.
 #[derive(Debug)]
-pub(crate) struct Slots {
-    slots: Vec<Slot>,
+pub(crate) struct BufferSlots {
+    slots: Vec<BufferSlot>,
     free: Vec<u32>,
     head: u32,
     tail: u32,
@@ -20,17 +20,17 @@ pub(crate) struct Slots {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct BufferSlot {
     page: u32,
     next: u32,
     before: u32,
     is_linked: bool,
 }
 
-impl Slots {
+impl BufferSlots {
     /// `count` free slots.
     pub(crate) fn new(count: u32) -> Self {
-        let vacant = Slot { page: NONE, next: NONE, before: NONE, is_linked: false };
+        let vacant = BufferSlot { page: NONE, next: NONE, before: NONE, is_linked: false };
         Self {
             slots: vec![vacant; count as usize],
             free: (0..count).rev().collect(),
@@ -95,7 +95,7 @@ impl Slots {
 
     /// Takes `slot` out of the order, if it is there.
     pub(crate) fn unlink(&mut self, slot: u32) {
-        let Slot { next, before, is_linked, .. } = self.slots[slot as usize];
+        let BufferSlot { next, before, is_linked, .. } = self.slots[slot as usize];
         if !is_linked {
             return;
         }
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn slots_are_given_out_once_and_keep_their_order() {
-        let mut slots = Slots::new(3);
+        let mut slots = BufferSlots::new(3);
         let taken: Vec<u32> = (10..13).map(|page| slots.take(page).unwrap()).collect();
         assert_eq!(slots.take(13), None);
         taken.iter().for_each(|slot| slots.link_last(*slot));

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::future::Future;
 
 /// Gives out memory of memory servers, in chunks.
-pub trait Space<F: Fabric>: 'static {
+pub trait ChunkSpace<F: Fabric>: 'static {
     /// Memory of exactly `bytes` bytes for this region alone.
     ///
     /// # Errors
@@ -20,7 +20,7 @@ pub trait Space<F: Fabric>: 'static {
     /// `may_have` it. It does not wait for memory that may come back.
     ///
     /// # Errors
-    /// As for [`Space::take`].
+    /// As for [`ChunkSpace::take`].
     fn take_first(
         &self,
         fabric: &F,
@@ -34,7 +34,7 @@ pub trait Space<F: Fabric>: 'static {
     /// wait for memory that may come back.
     ///
     /// # Errors
-    /// As for [`Space::take`]; there is always one if the space has no second copies.
+    /// As for [`ChunkSpace::take`]; there is always one if the space has no second copies.
     fn take_second(
         &self,
         _fabric: &F,
@@ -44,7 +44,7 @@ pub trait Space<F: Fabric>: 'static {
         std::future::ready(Err(FarError::NoSpace { bytes }))
     }
 
-    /// After an error of [`Space::take`]: in how many nanoseconds the region should ask again,
+    /// After an error of [`ChunkSpace::take`]: in how many nanoseconds the region should ask again,
     /// while its page waits, because memory may come back by then. The space bounds how often.
     fn ask_again_ns(&self) -> Option<u64> {
         None
@@ -59,7 +59,8 @@ pub trait Space<F: Fabric>: 'static {
         std::future::ready(())
     }
 
-    /// The time between two calls of [`Space::renew`], in nanoseconds; `None` if it is not needed.
+    /// The time between two calls of [`ChunkSpace::renew`], in nanoseconds; `None` if it is not
+    /// needed.
     fn renew_every_ns(&self) -> Option<u64> {
         None
     }
@@ -109,7 +110,7 @@ impl Reserved {
     }
 }
 
-impl<F: Fabric> Space<F> for Reserved {
+impl<F: Fabric> ChunkSpace<F> for Reserved {
     async fn take(&self, _fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
         self.take_from(bytes, |_| true).ok_or(FarError::NoSpace { bytes })
     }

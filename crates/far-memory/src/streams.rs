@@ -12,14 +12,14 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Streams at the same time; the one that was idle longest gives way.
-const MOST_STREAMS: usize = 32;
+const MAX_STREAMS: usize = 32;
 /// Faults that may begin a stream.
-const MOST_BEGINNINGS: usize = 64;
+const MAX_BEGINNINGS: usize = 64;
 /// Pages that a stream asks for at first.
 const FIRST_WINDOW: u32 = 2;
 
 #[derive(Clone, Copy, Debug)]
-struct Stream {
+struct AccessStream {
     /// The page that is expected next.
     next: u32,
     /// The first page that was not asked for.
@@ -29,15 +29,15 @@ struct Stream {
 
 /// The streams of a region.
 #[derive(Debug)]
-pub(crate) struct Streams {
+pub(crate) struct AccessStreams {
     /// From the one that was idle longest on.
-    streams: VecDeque<Stream>,
+    streams: VecDeque<AccessStream>,
     beginnings: VecDeque<u32>,
     most_window: u32,
     pages: u32,
 }
 
-impl Streams {
+impl AccessStreams {
     /// Streams over `pages` pages that ask for up to `most_window` pages each; none if that is 0.
     pub(crate) fn new(pages: u32, most_window: u32) -> Self {
         let (streams, beginnings) = (VecDeque::new(), VecDeque::new());
@@ -49,8 +49,9 @@ impl Streams {
         if self.most_window == 0 {
             return 0..0;
         }
-        let continues =
-            |stream: &Stream| page == stream.next || (stream.next..stream.asked).contains(&page);
+        let continues = |stream: &AccessStream| {
+            page == stream.next || (stream.next..stream.asked).contains(&page)
+        };
         if let Some(place) = self.streams.iter().position(continues) {
             let mut stream = self.streams.remove(place).expect("the place was just found");
             stream.next = page + 1;
@@ -61,10 +62,10 @@ impl Streams {
         if let Some(place) = before {
             self.beginnings.remove(place);
             let window = FIRST_WINDOW.min(self.most_window);
-            return self.ask(Stream { next: page + 1, asked: page + 1, window });
+            return self.ask(AccessStream { next: page + 1, asked: page + 1, window });
         }
         if !self.beginnings.contains(&page) {
-            if self.beginnings.len() == MOST_BEGINNINGS {
+            if self.beginnings.len() == MAX_BEGINNINGS {
                 self.beginnings.pop_front();
             }
             self.beginnings.push_back(page);
@@ -76,11 +77,11 @@ impl Streams {
     /// are read ahead already.
     pub(crate) fn begin(&mut self, first: u32, asked: u32) {
         if self.most_window > 0 {
-            self.keep(Stream { next: first, asked, window: self.most_window.div_ceil(2) });
+            self.keep(AccessStream { next: first, asked, window: self.most_window.div_ceil(2) });
         }
     }
 
-    fn ask(&mut self, mut stream: Stream) -> Range<u32> {
+    fn ask(&mut self, mut stream: AccessStream) -> Range<u32> {
         let from = stream.asked.max(stream.next);
         let end = stream.next.saturating_add(stream.window).min(self.pages);
         // Ask in halves of the window, so that adjacent pages can go together.
@@ -91,8 +92,8 @@ impl Streams {
         asked
     }
 
-    fn keep(&mut self, stream: Stream) {
-        if self.streams.len() == MOST_STREAMS {
+    fn keep(&mut self, stream: AccessStream) {
+        if self.streams.len() == MAX_STREAMS {
             self.streams.pop_front();
         }
         self.streams.push_back(stream);
@@ -106,7 +107,7 @@ mod tests {
     #[test]
     fn mixed_streams_are_told_apart_and_ask_for_each_page_once() {
         const COUNT: u32 = 8;
-        let mut streams = Streams::new(10_000, 16);
+        let mut streams = AccessStreams::new(10_000, 16);
         let mut asked = vec![0; 10_000];
         for step in 0..200 {
             for stream in 0..COUNT {
@@ -131,18 +132,18 @@ mod tests {
 
     #[test]
     fn random_faults_ask_for_nothing_and_the_end_is_the_end() {
-        let mut streams = Streams::new(100_000, 16);
+        let mut streams = AccessStreams::new(100_000, 16);
         assert!((0..10_000_u32).all(|step| streams.fault(step * 7919 % 100_000).is_empty()));
-        let mut streams = Streams::new(20, 16);
+        let mut streams = AccessStreams::new(20, 16);
         let asked: Vec<u32> = (0..20).flat_map(|page| streams.fault(page)).collect();
         assert_eq!(asked, (2..20).collect::<Vec<_>>());
-        let mut streams = Streams::new(20, 0);
+        let mut streams = AccessStreams::new(20, 0);
         assert!((0..20).all(|page| streams.fault(page).is_empty()));
     }
 
     #[test]
     fn an_announced_stream_needs_no_second_fault() {
-        let mut streams = Streams::new(100, 8);
+        let mut streams = AccessStreams::new(100, 8);
         streams.begin(10, 10);
         assert_eq!(streams.fault(10), 11..19);
     }

@@ -32,11 +32,11 @@
 //! a model checker of threads to try.
 
 use crate::config::Policy;
-use crate::slots::{NONE, Slots};
+use crate::slots::{BufferSlots, NONE};
 
 /// The state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
+pub enum PageState {
     /// All zeros, nowhere stored.
     Empty,
     /// On a memory server only.
@@ -55,7 +55,7 @@ pub enum State {
 
 /// A kind of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Access {
+pub enum AccessKind {
     /// Only reads.
     Read,
     /// Reads and writes.
@@ -66,9 +66,9 @@ pub enum Access {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
     /// Allow this access: the content is in place.
-    Allow(Access),
+    Allow(AccessKind),
     /// Fill the page with zeros, and allow this access.
-    Zero(Access),
+    Zero(AccessKind),
     /// Read the content, then touch again.
     Fill,
     /// Wait until the page's operation has ended, then touch again.
@@ -130,25 +130,25 @@ const AHEAD: u8 = 32;
 const AWAITED: u8 = 64;
 
 #[derive(Clone, Copy, Debug)]
-struct Page {
+struct PageEntry {
     slot: u32,
     holds: u16,
-    state: State,
+    state: PageState,
     flags: u8,
 }
 
-const _: () = assert!(size_of::<Page>() == 8);
+const _: () = assert!(size_of::<PageEntry>() == 8);
 
 /// Used pages that one search for a victim passes over at most.
-const MOST_PASSED_OVER: u32 = 64;
+const MAX_PASSED_OVER: u32 = 64;
 /// Most holds of one page.
-const MOST_HOLDS: u16 = u16::MAX;
+const MAX_HOLDS: u16 = u16::MAX;
 
 /// The states of all pages.
 #[derive(Debug)]
-pub(crate) struct Table {
-    pages: Vec<Page>,
-    slots: Slots,
+pub(crate) struct PageTable {
+    pages: Vec<PageEntry>,
+    slots: BufferSlots,
     policy: Policy,
     filling: u32,
     leaving: u32,
@@ -157,13 +157,13 @@ pub(crate) struct Table {
     peak: u32,
 }
 
-impl Table {
+impl PageTable {
     /// `pages` Empty pages and a buffer of `slots` slots.
     pub(crate) fn new(pages: u32, slots: u32, policy: Policy) -> Self {
-        let empty = Page { slot: NONE, holds: 0, state: State::Empty, flags: 0 };
+        let empty = PageEntry { slot: NONE, holds: 0, state: PageState::Empty, flags: 0 };
         Self {
             pages: vec![empty; pages as usize],
-            slots: Slots::new(slots),
+            slots: BufferSlots::new(slots),
             policy,
             filling: 0,
             leaving: 0,
@@ -209,55 +209,55 @@ impl Table {
     }
 
     /// The state of `page`.
-    pub(crate) fn state(&self, page: u32) -> State {
+    pub(crate) fn state(&self, page: u32) -> PageState {
         self.pages[page as usize].state
     }
 
     /// Decides about an access. It takes a slot only if `may_take_slot`.
-    pub(crate) fn touch(&mut self, page: u32, access: Access, may_take_slot: bool) -> Touch {
+    pub(crate) fn touch(&mut self, page: u32, access: AccessKind, may_take_slot: bool) -> Touch {
         let entry = &mut self.pages[page as usize];
         match entry.state {
-            State::Empty | State::Remote if !may_take_slot || self.slots.free() == 0 => {
+            PageState::Empty | PageState::Remote if !may_take_slot || self.slots.free() == 0 => {
                 Touch::NoRoom
             }
-            State::Empty => {
+            PageState::Empty => {
                 self.take_slot(page);
                 let entry = &mut self.pages[page as usize];
                 entry.flags = USED;
                 entry.state = match access {
-                    Access::Read => State::Clean,
-                    Access::Write => State::Dirty,
+                    AccessKind::Read => PageState::Clean,
+                    AccessKind::Write => PageState::Dirty,
                 };
                 self.link(page);
                 Touch::Zero(access)
             }
-            State::Remote => {
+            PageState::Remote => {
                 self.take_slot(page);
                 let entry = &mut self.pages[page as usize];
-                (entry.state, entry.flags) = (State::Filling, 0);
+                (entry.state, entry.flags) = (PageState::Filling, 0);
                 self.filling += 1;
                 Touch::Fill
             }
-            State::Filling => Touch::Wait,
-            State::Clean if access == Access::Read => {
+            PageState::Filling => Touch::Wait,
+            PageState::Clean if access == AccessKind::Read => {
                 entry.flags = (entry.flags | USED) & !PASSED_OVER;
-                Touch::Allow(Access::Read)
+                Touch::Allow(AccessKind::Read)
             }
-            State::Clean | State::Dirty => {
+            PageState::Clean | PageState::Dirty => {
                 entry.flags = USED | (entry.flags & AWAITED);
-                entry.state = State::Dirty;
-                Touch::Allow(Access::Write)
+                entry.state = PageState::Dirty;
+                Touch::Allow(AccessKind::Write)
             }
-            State::Leaving if access == Access::Read => Touch::Allow(Access::Read),
-            State::Leaving => self.keep(page),
-            State::Lost => Touch::Lost,
+            PageState::Leaving if access == AccessKind::Read => Touch::Allow(AccessKind::Read),
+            PageState::Leaving => self.keep(page),
+            PageState::Lost => Touch::Lost,
         }
     }
 
     /// Marks a Filling page as read ahead of its touch.
     pub(crate) fn mark_ahead(&mut self, page: u32) {
         let entry = &mut self.pages[page as usize];
-        assert_eq!(entry.state, State::Filling, "a page is marked when its READ begins");
+        assert_eq!(entry.state, PageState::Filling, "a page is marked when its READ begins");
         entry.flags |= AHEAD;
     }
 
@@ -272,24 +272,24 @@ impl Table {
     /// Lets a page that is being written back stay afterwards.
     pub(crate) fn keep(&mut self, page: u32) -> Touch {
         let entry = &mut self.pages[page as usize];
-        assert_eq!(entry.state, State::Leaving, "only a leaving page is kept");
+        assert_eq!(entry.state, PageState::Leaving, "only a leaving page is kept");
         entry.flags |= KEEP;
         Touch::Wait
     }
 
     /// Notes how the READ of a Filling page ended. Returns whether its content is in place;
-    /// otherwise the slot is free. `is_awaited` lets it stay until [`Table::end_wait`].
+    /// otherwise the slot is free. `is_awaited` lets it stay until [`PageTable::end_wait`].
     pub(crate) fn filled(&mut self, page: u32, fill: Fill, is_awaited: bool) -> bool {
         let entry = &mut self.pages[page as usize];
-        assert_eq!(entry.state, State::Filling, "a READ ends once (far.P4)");
+        assert_eq!(entry.state, PageState::Filling, "a READ ends once (far.P4)");
         self.filling -= 1;
         entry.state = match fill {
-            _ if entry.flags & FORGET != 0 => State::Empty,
-            Fill::Read => State::Clean,
-            Fill::Failed => State::Remote,
-            Fill::Gone => State::Lost,
+            _ if entry.flags & FORGET != 0 => PageState::Empty,
+            Fill::Read => PageState::Clean,
+            Fill::Failed => PageState::Remote,
+            Fill::Gone => PageState::Lost,
         };
-        if entry.state == State::Clean {
+        if entry.state == PageState::Clean {
             entry.flags = HAS_COPY | (entry.flags & AHEAD);
             self.link_or_await(page, is_awaited);
             return true;
@@ -299,19 +299,19 @@ impl Table {
     }
 
     /// Notes how the WRITE of a Leaving page ended. Returns whether the page stays; otherwise the
-    /// slot is free. `is_awaited` lets it stay until [`Table::end_wait`].
+    /// slot is free. `is_awaited` lets it stay until [`PageTable::end_wait`].
     pub(crate) fn left(&mut self, page: u32, is_written: bool, is_awaited: bool) -> bool {
         let entry = &mut self.pages[page as usize];
-        assert_eq!(entry.state, State::Leaving, "a WRITE ends once (far.P4)");
+        assert_eq!(entry.state, PageState::Leaving, "a WRITE ends once (far.P4)");
         self.leaving -= 1;
         let (forgets, keeps) = (entry.flags & FORGET != 0, entry.flags & KEEP != 0);
         if !forgets && (keeps || !is_written) {
             // The remote copy may be the content by now, but a write is expected.
-            (entry.state, entry.flags) = (State::Dirty, USED);
+            (entry.state, entry.flags) = (PageState::Dirty, USED);
             self.link_or_await(page, is_awaited);
             return true;
         }
-        entry.state = if forgets { State::Empty } else { State::Remote };
+        entry.state = if forgets { PageState::Empty } else { PageState::Remote };
         self.release(page);
         false
     }
@@ -343,7 +343,7 @@ impl Table {
         victims: &mut Vec<Victim>,
     ) {
         let (mut found, mut passed_over) = (0, 0);
-        let mut left = self.slots.linked() + MOST_PASSED_OVER;
+        let mut left = self.slots.linked() + MAX_PASSED_OVER;
         while found < most
             && left > 0
             && let Some(slot) = self.slots.first()
@@ -351,13 +351,13 @@ impl Table {
             left -= 1;
             let page = self.slots.page(slot);
             let entry = &mut self.pages[page as usize];
-            if entry.state == State::Dirty && spare(page) {
+            if entry.state == PageState::Dirty && spare(page) {
                 self.slots.link_last(slot);
                 continue;
             }
             if self.policy == Policy::Clock
                 && entry.flags & USED != 0
-                && passed_over < MOST_PASSED_OVER
+                && passed_over < MAX_PASSED_OVER
             {
                 passed_over += 1;
                 entry.flags = (entry.flags & !USED) | PASSED_OVER;
@@ -375,19 +375,20 @@ impl Table {
     pub(crate) fn evict_page(&mut self, page: u32) -> Option<Victim> {
         let entry = &self.pages[page as usize];
         let is_wanted = entry.holds > 0 || entry.flags & AWAITED != 0;
-        let can_leave = matches!(entry.state, State::Clean | State::Dirty) && !is_wanted;
+        let can_leave = matches!(entry.state, PageState::Clean | PageState::Dirty) && !is_wanted;
         can_leave.then(|| self.expel(page))
     }
 
     fn expel(&mut self, page: u32) -> Victim {
         let entry = &mut self.pages[page as usize];
-        if entry.state == State::Dirty {
-            (entry.state, entry.flags) = (State::Leaving, 0);
+        if entry.state == PageState::Dirty {
+            (entry.state, entry.flags) = (PageState::Leaving, 0);
             self.slots.unlink(entry.slot);
             self.leaving += 1;
             return Victim::Write(page);
         }
-        entry.state = if entry.flags & HAS_COPY != 0 { State::Remote } else { State::Empty };
+        entry.state =
+            if entry.flags & HAS_COPY != 0 { PageState::Remote } else { PageState::Empty };
         self.release(page);
         Victim::Drop(page)
     }
@@ -397,17 +398,17 @@ impl Table {
         let entry = &mut self.pages[page as usize];
         match entry.state {
             _ if entry.holds > 0 => Discard::Held,
-            State::Empty | State::Remote | State::Lost => {
-                entry.state = State::Empty;
+            PageState::Empty | PageState::Remote | PageState::Lost => {
+                entry.state = PageState::Empty;
                 Discard::Done
             }
-            State::Filling | State::Leaving => {
+            PageState::Filling | PageState::Leaving => {
                 entry.flags |= FORGET;
                 Discard::Wait
             }
-            State::Clean | State::Dirty => {
-                let was_dirty = entry.state == State::Dirty;
-                entry.state = State::Empty;
+            PageState::Clean | PageState::Dirty => {
+                let was_dirty = entry.state == PageState::Dirty;
+                entry.state = PageState::Empty;
                 self.release(page);
                 Discard::Remove { was_dirty }
             }
@@ -418,8 +419,11 @@ impl Table {
     /// most 65,535 holds.
     pub(crate) fn hold(&mut self, page: u32) -> bool {
         let entry = &mut self.pages[page as usize];
-        assert!(matches!(entry.state, State::Clean | State::Dirty), "a held page is in place");
-        if entry.holds == MOST_HOLDS {
+        assert!(
+            matches!(entry.state, PageState::Clean | PageState::Dirty),
+            "a held page is in place"
+        );
+        if entry.holds == MAX_HOLDS {
             return false;
         }
         entry.holds += 1;
@@ -472,21 +476,23 @@ impl Table {
         let (mut resident, mut linked, mut filling, mut leaving) = (0, 0, 0, 0);
         let (mut held, mut awaited) = (0, 0);
         for (number, page) in (0..).zip(&self.pages) {
-            let has_slot =
-                matches!(page.state, State::Filling | State::Clean | State::Dirty | State::Leaving);
+            let has_slot = matches!(
+                page.state,
+                PageState::Filling | PageState::Clean | PageState::Dirty | PageState::Leaving
+            );
             assert_eq!(page.slot != NONE, has_slot, "far.P1: page {number} is {page:?}");
             if has_slot {
                 assert_eq!(self.slots.page(page.slot), number, "far.S1");
             }
-            let in_place = matches!(page.state, State::Clean | State::Dirty);
+            let in_place = matches!(page.state, PageState::Clean | PageState::Dirty);
             assert!(page.holds == 0 || in_place, "page {number} is held and {:?}", page.state);
             resident += u32::from(has_slot);
             let is_awaited = page.flags & AWAITED != 0;
             assert!(!is_awaited || in_place, "page {number} is awaited and {:?}", page.state);
             linked += u32::from(in_place && page.holds == 0 && !is_awaited);
             awaited += u32::from(is_awaited);
-            filling += u32::from(page.state == State::Filling);
-            leaving += u32::from(page.state == State::Leaving);
+            filling += u32::from(page.state == PageState::Filling);
+            leaving += u32::from(page.state == PageState::Leaving);
             held += u32::from(page.holds > 0);
         }
         assert_eq!(resident, self.resident(), "far.P1");

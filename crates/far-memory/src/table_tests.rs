@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use std::collections::{BTreeSet, VecDeque};
 
 #[derive(Clone, Debug)]
-enum Step {
-    Touch(u32, Access),
+enum TableTestStep {
+    Touch(u32, AccessKind),
     Filled(Fill, bool),
     /// Whether the WRITE succeeded, whether it took effect if not, and whether touches wait.
     Left(bool, bool, bool),
@@ -21,28 +21,28 @@ enum Step {
 const PAGES: u32 = 24;
 const SLOTS: u32 = 8;
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<TableTestStep>> {
     let page = 0..PAGES;
-    let access = prop_oneof![Just(Access::Read), Just(Access::Write)];
+    let access = prop_oneof![Just(AccessKind::Read), Just(AccessKind::Write)];
     let fill = prop_oneof![8 => Just(Fill::Read), 1 => Just(Fill::Failed), 1 => Just(Fill::Gone)];
     let step = prop_oneof![
-        8 => (page.clone(), access).prop_map(|(page, access)| Step::Touch(page, access)),
-        4 => (fill, any::<bool>()).prop_map(|(fill, waits)| Step::Filled(fill, waits)),
+        8 => (page.clone(), access).prop_map(|(page, access)| TableTestStep::Touch(page, access)),
+        4 => (fill, any::<bool>()).prop_map(|(fill, waits)| TableTestStep::Filled(fill, waits)),
         4 => (prop::bool::weighted(0.8), any::<bool>(), any::<bool>())
-            .prop_map(|(ok, lands, waits)| Step::Left(ok, lands, waits)),
-        4 => page.clone().prop_map(Step::EndWait),
-        3 => (0..4_u32).prop_map(Step::Evict),
-        2 => page.clone().prop_map(Step::EvictPage),
-        2 => page.clone().prop_map(Step::Discard),
-        1 => page.prop_map(Step::Hold),
-        1 => Just(Step::Release),
+            .prop_map(|(ok, lands, waits)| TableTestStep::Left(ok, lands, waits)),
+        4 => page.clone().prop_map(TableTestStep::EndWait),
+        3 => (0..4_u32).prop_map(TableTestStep::Evict),
+        2 => page.clone().prop_map(TableTestStep::EvictPage),
+        2 => page.clone().prop_map(TableTestStep::Discard),
+        1 => page.prop_map(TableTestStep::Hold),
+        1 => Just(TableTestStep::Release),
     ];
     prop::collection::vec(step, 1..400)
 }
 
 /// What the content of a page must be, by its number of writes; 0 is zeros.
 #[derive(Clone, Copy, Debug, Default)]
-struct Content {
+struct ExpectedContent {
     here: Option<u64>,
     remote: u64,
     last: u64,
@@ -56,8 +56,8 @@ proptest! {
     #[test]
     fn decisions_keep_contents_and_invariants(steps in steps(), clock in any::<bool>()) {
         let policy = if clock { Policy::Clock } else { Policy::Fifo };
-        let mut table = Table::new(PAGES, SLOTS, policy);
-        let mut contents = [Content::default(); PAGES as usize];
+        let mut table = PageTable::new(PAGES, SLOTS, policy);
+        let mut contents = [ExpectedContent::default(); PAGES as usize];
         let (mut filling, mut leaving) = (VecDeque::new(), VecDeque::new());
         let (mut held, mut writes) = (Vec::new(), 0);
         let mut forgotten = BTreeSet::new();
@@ -65,7 +65,7 @@ proptest! {
         for step in steps {
             let mut victims = Vec::new();
             match step {
-                Step::Touch(page, access) => {
+                TableTestStep::Touch(page, access) => {
                     let content = &mut contents[page as usize];
                     let allowed = match table.touch(page, access, true) {
                         Touch::Allow(allowed) => Some(allowed),
@@ -94,13 +94,13 @@ proptest! {
                         if !forgotten.contains(&page) {
                             prop_assert_eq!(content.here, Some(content.last));
                         }
-                        if access == Access::Write {
+                        if access == AccessKind::Write {
                             writes += 1;
                             (content.here, content.last) = (Some(writes), writes);
                         }
                     }
                 }
-                Step::Filled(fill, waits) => {
+                TableTestStep::Filled(fill, waits) => {
                     let Some(page) = filling.pop_front() else { continue };
                     let content = &mut contents[page as usize];
                     let stays = table.filled(page, fill, waits);
@@ -113,7 +113,7 @@ proptest! {
                     }
                     forgotten.remove(&page);
                 }
-                Step::Left(is_written, lands, waits) => {
+                TableTestStep::Left(is_written, lands, waits) => {
                     let Some(page) = leaving.pop_front() else { continue };
                     let content = &mut contents[page as usize];
                     if is_written || lands {
@@ -130,10 +130,10 @@ proptest! {
                     }
                     forgotten.remove(&page);
                 }
-                Step::EndWait(page) => table.end_wait(page),
-                Step::Evict(most) => table.evict(most, |page| page % 5 == 0, &mut victims),
-                Step::EvictPage(page) => victims.extend(table.evict_page(page)),
-                Step::Discard(page) => {
+                TableTestStep::EndWait(page) => table.end_wait(page),
+                TableTestStep::Evict(most) => table.evict(most, |page| page % 5 == 0, &mut victims),
+                TableTestStep::EvictPage(page) => victims.extend(table.evict_page(page)),
+                TableTestStep::Discard(page) => {
                     let content = &mut contents[page as usize];
                     match table.discard(page) {
                         Discard::Done | Discard::Remove { .. } => {
@@ -147,13 +147,13 @@ proptest! {
                         Discard::Held => prop_assert!(held.contains(&page)),
                     }
                 }
-                Step::Hold(page) => {
-                    if matches!(table.state(page), State::Clean | State::Dirty) && held.len() < 4 {
+                TableTestStep::Hold(page) => {
+                    if matches!(table.state(page), PageState::Clean | PageState::Dirty) && held.len() < 4 {
                         prop_assert!(table.hold(page));
                         held.push(page);
                     }
                 }
-                Step::Release => {
+                TableTestStep::Release => {
                     if let Some(page) = held.pop() {
                         table.release_hold(page);
                     }
@@ -178,15 +178,15 @@ proptest! {
 }
 
 /// A table whose pages `0..count` are Dirty, in this order.
-fn dirty(count: u32, policy: Policy) -> Table {
-    let mut table = Table::new(PAGES, SLOTS, policy);
+fn dirty(count: u32, policy: Policy) -> PageTable {
+    let mut table = PageTable::new(PAGES, SLOTS, policy);
     for page in 0..count {
-        assert_eq!(table.touch(page, Access::Write, true), Touch::Zero(Access::Write));
+        assert_eq!(table.touch(page, AccessKind::Write, true), Touch::Zero(AccessKind::Write));
     }
     table
 }
 
-fn evict(table: &mut Table, most: u32) -> Vec<Victim> {
+fn evict(table: &mut PageTable, most: u32) -> Vec<Victim> {
     let mut victims = Vec::new();
     table.evict(most, |_| false, &mut victims);
     victims
@@ -195,7 +195,7 @@ fn evict(table: &mut Table, most: u32) -> Vec<Victim> {
 #[test]
 fn first_in_first_out() {
     let mut table = dirty(4, Policy::Fifo);
-    table.touch(0, Access::Read, true);
+    table.touch(0, AccessKind::Read, true);
     assert_eq!(evict(&mut table, 2), [Victim::Write(0), Victim::Write(1)]);
     assert!(table.left(0, false, false), "a page that was not written stays");
     assert_eq!(evict(&mut table, 9), [Victim::Write(2), Victim::Write(3), Victim::Write(0)]);
@@ -207,24 +207,24 @@ fn the_clock_passes_over_pages_in_use() {
     let passes = [0, 1, 2].map(Victim::Hide);
     let victims = evict(&mut table, 1);
     assert_eq!((&victims[..3], victims[3]), (&passes[..], Victim::Write(0)));
-    table.touch(1, Access::Read, true);
+    table.touch(1, AccessKind::Read, true);
     assert_eq!(evict(&mut table, 1), [Victim::Hide(1), Victim::Write(2)]);
 }
 
 #[test]
 fn a_clean_page_without_a_copy_is_empty_again() {
-    let mut table = Table::new(PAGES, SLOTS, Policy::Fifo);
-    assert_eq!(table.touch(3, Access::Read, true), Touch::Zero(Access::Read));
+    let mut table = PageTable::new(PAGES, SLOTS, Policy::Fifo);
+    assert_eq!(table.touch(3, AccessKind::Read, true), Touch::Zero(AccessKind::Read));
     assert_eq!(evict(&mut table, 1), [Victim::Drop(3)]);
-    assert_eq!(table.state(3), State::Empty);
+    assert_eq!(table.state(3), PageState::Empty);
 }
 
 #[test]
 fn a_write_to_a_leaving_page_keeps_it() {
     let mut table = dirty(1, Policy::Fifo);
     evict(&mut table, 1);
-    assert_eq!(table.touch(0, Access::Read, true), Touch::Allow(Access::Read));
-    assert_eq!(table.touch(0, Access::Write, true), Touch::Wait);
+    assert_eq!(table.touch(0, AccessKind::Read, true), Touch::Allow(AccessKind::Read));
+    assert_eq!(table.touch(0, AccessKind::Write, true), Touch::Wait);
     assert!(table.left(0, true, false));
-    assert_eq!(table.state(0), State::Dirty);
+    assert_eq!(table.state(0), PageState::Dirty);
 }

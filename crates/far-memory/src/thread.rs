@@ -10,14 +10,14 @@
 //!
 //! *Thread safety*: one thread; the requests come from any.
 
-use crate::memory::Memory;
+use crate::memory::PageAccessProvider;
 use crate::pager::Pager;
-use crate::reach::Reach;
-use crate::space::Space;
+use crate::reach::EndpointSource;
+use crate::space::ChunkSpace;
 use crate::stats::FarStats;
-use crate::table::Access;
+use crate::table::AccessKind;
 use crate::{FarConfig, FarError};
-use farleaf_fabric::executor::{Driver, Executor, Turn};
+use farleaf_fabric::executor::{Driver, Executor, TurnState};
 use farleaf_fabric::provider::WakeFd;
 use farleaf_fabric::sync::{Mutex, lock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,37 +27,37 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::SyncSender;
 
 /// Where a request's answer goes.
-pub(crate) type Answer<T> = SyncSender<T>;
+pub(crate) type AnswerSender<T> = SyncSender<T>;
 
 /// What a thread of the program asks for.
 #[derive(Debug)]
-pub(crate) enum Request {
-    Ensure(Vec<Range<u32>>, Answer<Result<(), FarError>>),
-    Hold(Range<u32>, Answer<Result<(), FarError>>),
+pub(crate) enum PagerRequest {
+    Ensure(Vec<Range<u32>>, AnswerSender<Result<(), FarError>>),
+    Hold(Range<u32>, AnswerSender<Result<(), FarError>>),
     Release(Range<u32>),
-    Discard(Range<u32>, Answer<Result<(), FarError>>),
+    Discard(Range<u32>, AnswerSender<Result<(), FarError>>),
     WillNeed(Range<u32>),
     Sequential(Range<u32>),
-    Evict(Range<u32>, Answer<()>),
-    Stats(Answer<FarStats>),
-    Check(Answer<()>),
+    Evict(Range<u32>, AnswerSender<()>),
+    Stats(AnswerSender<FarStats>),
+    Check(AnswerSender<()>),
     Stop,
 }
 
 /// Requests on their way to the pager's thread.
 #[derive(Debug)]
-pub(crate) struct Requests {
-    queue: Mutex<Queue>,
+pub(crate) struct PagerRequests {
+    queue: Mutex<PagerQueue>,
     wake: WakeFd,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    requests: VecDeque<Request>,
+struct PagerQueue {
+    requests: VecDeque<PagerRequest>,
     is_closed: bool,
 }
 
-impl Requests {
+impl PagerRequests {
     pub(crate) fn new() -> Result<Self, FarError> {
         let wake = WakeFd::new().map_err(|error| FarError::System {
             action: "make a descriptor for the pager",
@@ -67,7 +67,7 @@ impl Requests {
     }
 
     /// Posts a request. If the thread has ended, it is dropped, and nothing answers it.
-    pub(crate) fn post(&self, request: Request) {
+    pub(crate) fn post(&self, request: PagerRequest) {
         {
             let mut queue = lock(&self.queue);
             if queue.is_closed {
@@ -78,7 +78,7 @@ impl Requests {
         self.wake.wake();
     }
 
-    fn take(&self) -> VecDeque<Request> {
+    fn take(&self) -> VecDeque<PagerRequest> {
         std::mem::take(&mut lock(&self.queue).requests)
     }
 
@@ -90,12 +90,12 @@ impl Requests {
 }
 
 /// Where the thread hears of faults.
-pub(crate) trait Faults: Memory + 'static {
+pub(crate) trait FaultSource: PageAccessProvider + 'static {
     /// Becomes readable when there are faults.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
     /// Passes the next faults to `report`. Returns whether there may be more.
-    fn take(&self, report: &mut dyn FnMut(u32, Access)) -> bool;
+    fn take(&self, report: &mut dyn FnMut(u32, AccessKind)) -> bool;
 
     /// The address of a page, for messages.
     fn address(&self, page: u32) -> usize;
@@ -118,12 +118,13 @@ impl Drop for AbortOnPanic {
     }
 }
 
-/// Runs the pager of one region until [`Request::Stop`]. `started` gets the outcome of the start.
-pub(crate) fn serve<R: Reach, M: Faults, S: Space<R::Fabric>>(
+/// Runs the pager of one region until [`PagerRequest::Stop`]. `started` gets the outcome of the
+/// start.
+pub(crate) fn serve<R: EndpointSource, M: FaultSource, S: ChunkSpace<R::Fabric>>(
     config: FarConfig,
     (reach, memory, space): (R, M, S),
-    requests: &Requests,
-    started: &Answer<Result<(), FarError>>,
+    requests: &PagerRequests,
+    started: &AnswerSender<Result<(), FarError>>,
 ) {
     let _guard = AbortOnPanic;
     block_signals();
@@ -141,10 +142,10 @@ pub(crate) fn serve<R: Reach, M: Faults, S: Space<R::Fabric>>(
     requests.close();
 }
 
-fn turn<R: Reach, M: Faults, S: Space<R::Fabric>>(
+fn turn<R: EndpointSource, M: FaultSource, S: ChunkSpace<R::Fabric>>(
     driver: &R::Driver,
     pager: &Pager<R::Fabric, M, S>,
-    requests: &Requests,
+    requests: &PagerRequests,
 ) {
     let mut executor = Executor::new();
     let task = pager.clone();
@@ -161,16 +162,16 @@ fn turn<R: Reach, M: Faults, S: Space<R::Fabric>>(
             });
         });
         for request in requests.take() {
-            is_stopping |= matches!(request, Request::Stop);
+            is_stopping |= matches!(request, PagerRequest::Stop);
             begin(&mut executor, pager, request);
         }
         match executor.turn(driver, POLLS) {
-            Turn::Busy => {}
-            Turn::Idle { .. } if is_stopping && executor.live() == 0 => return,
-            Turn::Idle { ns, has_advanced } if !has_advanced && !more => {
+            TurnState::Busy => {}
+            TurnState::Idle { .. } if is_stopping && executor.live() == 0 => return,
+            TurnState::Idle { ns, has_advanced } if !has_advanced && !more => {
                 wait(R::descriptor(driver), pager.memory().descriptor(), &requests.wake, ns);
             }
-            Turn::Idle { .. } => {}
+            TurnState::Idle { .. } => {}
         }
     }
 }
@@ -209,16 +210,16 @@ fn block_signals() {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut()) };
 }
 
-fn begin<F, M, S>(executor: &mut Executor<'_>, pager: &Pager<F, M, S>, request: Request)
+fn begin<F, M, S>(executor: &mut Executor<'_>, pager: &Pager<F, M, S>, request: PagerRequest)
 where
     F: farleaf_fabric::Fabric,
-    M: Memory + 'static,
-    S: Space<F>,
+    M: PageAccessProvider + 'static,
+    S: ChunkSpace<F>,
 {
     let pager = pager.clone();
     // A program that no longer waits for an answer has closed its channel.
     match request {
-        Request::Ensure(parts, answer) => executor.spawn(TOUCHES, async move {
+        PagerRequest::Ensure(parts, answer) => executor.spawn(TOUCHES, async move {
             let mut outcome = Ok(());
             for pages in parts {
                 outcome = pager.ensure(pages).await;
@@ -228,31 +229,31 @@ where
             }
             _ = answer.send(outcome);
         }),
-        Request::Hold(pages, answer) => executor.spawn(TOUCHES, async move {
+        PagerRequest::Hold(pages, answer) => executor.spawn(TOUCHES, async move {
             let outcome = pager.hold(pages.clone()).await;
             let is_held = outcome.is_ok();
             if answer.send(outcome).is_err() && is_held {
                 pager.release(pages);
             }
         }),
-        Request::Release(pages) => pager.release(pages),
-        Request::Discard(pages, answer) => {
+        PagerRequest::Release(pages) => pager.release(pages),
+        PagerRequest::Discard(pages, answer) => {
             executor.spawn(TOUCHES, async move { _ = answer.send(pager.discard(pages).await) });
         }
-        Request::WillNeed(pages) => pager.will_need(pages),
-        Request::Sequential(pages) => pager.sequential(pages),
-        Request::Evict(pages, answer) => {
+        PagerRequest::WillNeed(pages) => pager.will_need(pages),
+        PagerRequest::Sequential(pages) => pager.sequential(pages),
+        PagerRequest::Evict(pages, answer) => {
             executor.spawn(TOUCHES, async move {
                 pager.evict(pages).await;
                 _ = answer.send(());
             });
         }
-        Request::Stats(answer) => drop(answer.send(pager.stats())),
-        Request::Check(answer) => {
+        PagerRequest::Stats(answer) => drop(answer.send(pager.stats())),
+        PagerRequest::Check(answer) => {
             pager.check();
             let _ = answer.send(());
         }
-        Request::Stop => pager.stop(),
+        PagerRequest::Stop => pager.stop(),
     }
 }
 
@@ -275,12 +276,12 @@ fn wait(driver: Option<BorrowedFd<'_>>, faults: BorrowedFd<'_>, requests: &WakeF
     }
 }
 
-impl Faults for crate::userfault::UserfaultMemory {
+impl FaultSource for crate::userfault::UserfaultMemory {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.userfault().descriptor()
     }
 
-    fn take(&self, report: &mut dyn FnMut(u32, Access)) -> bool {
+    fn take(&self, report: &mut dyn FnMut(u32, AccessKind)) -> bool {
         self.userfault().take(report)
     }
 
@@ -289,12 +290,12 @@ impl Faults for crate::userfault::UserfaultMemory {
     }
 }
 
-impl Faults for crate::signal::SignalMemory {
+impl FaultSource for crate::signal::SignalMemory {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor()
     }
 
-    fn take(&self, report: &mut dyn FnMut(u32, Access)) -> bool {
+    fn take(&self, report: &mut dyn FnMut(u32, AccessKind)) -> bool {
         self.take(report)
     }
 

@@ -18,22 +18,22 @@ use std::collections::BTreeMap;
 
 /// First and longest wait between two attempts, in nanoseconds.
 pub(crate) const FIRST_WAIT_NS: u64 = 20_000;
-pub(crate) const LONGEST_WAIT_NS: u64 = 50_000_000;
+pub(crate) const MAX_WAIT_NS: u64 = 50_000_000;
 /// Longest time between two looks whether another task has completed a reset, in nanoseconds.
 const RESET_POLL_NS: u64 = 2_000_000;
 /// A server is avoided twice as long after each failed READ, this many times.
-const MOST_DOUBLINGS: u32 = 6;
+const MAX_DOUBLINGS: u32 = 6;
 
 /// Why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Failed {
+pub(crate) enum TransferFailure {
     /// The memory server does not answer; it may come back with its content.
     Unreachable(FabricError),
     /// The content cannot come back.
     Gone(FabricError),
 }
 
-impl Failed {
+impl TransferFailure {
     fn new(cause: FabricError) -> Self {
         match cause {
             FabricError::Restarted { .. } => Self::Gone(cause), // T3
@@ -52,7 +52,7 @@ impl Failed {
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub(crate) enum TransferDirection {
     /// A READ.
     In,
     /// A WRITE.
@@ -61,7 +61,7 @@ pub(crate) enum Direction {
 
 /// What is known of a memory server.
 #[derive(Debug, Default)]
-struct Server {
+struct TransferServer {
     /// An operation of unknown outcome may still take effect.
     is_unsettled: bool,
     is_being_reset: bool,
@@ -86,7 +86,7 @@ pub(crate) struct Transfers<F> {
     fabric: F,
     patience_ns: u64,
     rest_ns: u64,
-    servers: RefCell<BTreeMap<u16, Server>>,
+    servers: RefCell<BTreeMap<u16, TransferServer>>,
     retries: Cell<u64>,
     /// The memory of all buffers.
     view: Arc<Region>,
@@ -150,19 +150,19 @@ impl<F: Fabric> Transfers<F> {
     /// Transfers the content of a buffer that `buffer` makes anew for each attempt.
     ///
     /// # Errors
-    /// [`Failed`] after the last attempt (T2).
+    /// [`TransferFailure`] after the last attempt (T2).
     pub(crate) async fn run(
         &self,
-        direction: Direction,
+        direction: TransferDirection,
         at: GlobalAddr,
         buffer: impl Fn() -> Buffer,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), TransferFailure> {
         let number = at.server().number();
         let began_ns = self.fabric.now_ns();
         // A server that has just failed gets one attempt: the next page would only wait again. A
         // WRITE loses nothing by that, so it gets no more before the server is back.
         let is_hopeless = self.with(number, |it| {
-            it.has_failed && (direction == Direction::Out || began_ns < it.rests_until_ns)
+            it.has_failed && (direction == TransferDirection::Out || began_ns < it.rests_until_ns)
         });
         let patience_ns = if is_hopeless { 0 } else { self.patience_ns };
         let give_up_ns = began_ns.saturating_add(patience_ns);
@@ -178,12 +178,12 @@ impl<F: Fabric> Transfers<F> {
             let now_ns = self.fabric.now_ns();
             if !may_pass(&cause) || now_ns >= give_up_ns {
                 self.give_up(at.server());
-                return Err(Failed::new(cause));
+                return Err(TransferFailure::new(cause));
             }
             self.retries.set(self.retries.get() + 1);
             self.fabric.counters().count_retry();
             self.fabric.sleep(wait_ns).await;
-            wait_ns = (wait_ns * 2).min(LONGEST_WAIT_NS);
+            wait_ns = (wait_ns * 2).min(MAX_WAIT_NS);
         }
     }
 
@@ -192,14 +192,14 @@ impl<F: Fabric> Transfers<F> {
     /// second copy.
     ///
     /// # Errors
-    /// [`Failed`].
+    /// [`TransferFailure`].
     pub(crate) async fn read_once(
         &self,
         at: GlobalAddr,
         buffer: impl Fn() -> Buffer,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), TransferFailure> {
         let number = at.server().number();
-        match self.attempt(Direction::In, at, &buffer).await {
+        match self.attempt(TransferDirection::In, at, &buffer).await {
             Ok(()) => {
                 self.succeed(number);
                 Ok(())
@@ -207,14 +207,14 @@ impl<F: Fabric> Transfers<F> {
             Err(cause) => {
                 let now_ns = self.fabric.now_ns();
                 self.with(number, |it| {
-                    let doublings = it.failed_reads.min(MOST_DOUBLINGS);
+                    let doublings = it.failed_reads.min(MAX_DOUBLINGS);
                     let avoided_ns = self.rest_ns.saturating_mul(1 << doublings);
                     it.avoided_until_ns = now_ns.saturating_add(avoided_ns);
                     it.failed_reads = doublings + 1;
                 });
                 self.retries.set(self.retries.get() + 1);
                 self.fabric.counters().count_retry();
-                Err(Failed::new(cause))
+                Err(TransferFailure::new(cause))
             }
         }
     }
@@ -258,7 +258,7 @@ impl<F: Fabric> Transfers<F> {
 
     async fn attempt(
         &self,
-        direction: Direction,
+        direction: TransferDirection,
         at: GlobalAddr,
         buffer: &impl Fn() -> Buffer,
     ) -> Result<(), FabricError> {
@@ -267,8 +267,8 @@ impl<F: Fabric> Transfers<F> {
         let resets = self.with(server.number(), |it| it.resets);
         self.posted.set(self.posted.get() + 1);
         let outcome = match direction {
-            Direction::In => self.fabric.read(at, buffer()).await.map(drop),
-            Direction::Out => self.fabric.write(at, buffer()).await.map(drop),
+            TransferDirection::In => self.fabric.read(at, buffer()).await.map(drop),
+            TransferDirection::Out => self.fabric.write(at, buffer()).await.map(drop),
         };
         self.posted.set(self.posted.get() - 1);
         if let Err(FabricError::Indeterminate { .. }) = outcome {
@@ -314,7 +314,7 @@ impl<F: Fabric> Transfers<F> {
         outcome
     }
 
-    fn with<T>(&self, server: u16, change: impl FnOnce(&mut Server) -> T) -> T {
+    fn with<T>(&self, server: u16, change: impl FnOnce(&mut TransferServer) -> T) -> T {
         change(self.servers.borrow_mut().entry(server).or_default())
     }
 }

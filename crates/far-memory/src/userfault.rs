@@ -8,15 +8,15 @@
 //! *Invariants*
 //! - far.U1. The program's mapping ends before the descriptor is closed. After closing, the kernel
 //!   would answer faults with zeros.
-//! - far.U2. Every fault that is read from the descriptor ends in [`Memory::allow`] for its page,
-//!   which wakes all threads that wait for the page.
+//! - far.U2. Every fault that is read from the descriptor ends in [`PageAccessProvider::allow`] for
+//!   its page, which wakes all threads that wait for the page.
 //!
 //! *Thread safety*: the descriptor and the arena are for any thread; [`UserfaultMemory`] belongs to
 //! the pager's thread.
 
-use crate::arena::{Arena, refused};
-use crate::memory::Memory;
-use crate::table::Access;
+use crate::arena::{ArenaMappings, refused};
+use crate::memory::PageAccessProvider;
+use crate::table::AccessKind;
 use crate::{FarConfig, FarError};
 use farleaf_fabric::Region;
 use farleaf_fabric::sync::Arc;
@@ -42,7 +42,7 @@ mod kernel {
 
     #[repr(C)]
     #[derive(Clone, Copy, Debug)]
-    pub(super) struct Range {
+    pub(super) struct UserfaultRange {
         pub(super) start: u64,
         pub(super) len: u64,
     }
@@ -50,7 +50,7 @@ mod kernel {
     #[repr(C)]
     #[derive(Clone, Copy, Debug)]
     pub(super) struct Register {
-        pub(super) range: Range,
+        pub(super) range: UserfaultRange,
         pub(super) mode: u64,
         pub(super) ioctls: u64,
     }
@@ -58,14 +58,14 @@ mod kernel {
     #[repr(C)]
     #[derive(Clone, Copy, Debug)]
     pub(super) struct WriteProtect {
-        pub(super) range: Range,
+        pub(super) range: UserfaultRange,
         pub(super) mode: u64,
     }
 
     #[repr(C)]
     #[derive(Clone, Copy, Debug)]
     pub(super) struct Continue {
-        pub(super) range: Range,
+        pub(super) range: UserfaultRange,
         pub(super) mode: u64,
         /// Bytes done, or a negative error if none.
         pub(super) mapped: i64,
@@ -74,7 +74,7 @@ mod kernel {
     const TYPE: u8 = 0xaa;
     pub(super) const API: Opcode = opcode::read_write::<Api>(TYPE, 0x3f);
     pub(super) const REGISTER: Opcode = opcode::read_write::<Register>(TYPE, 0x00);
-    pub(super) const WAKE: Opcode = opcode::read::<Range>(TYPE, 0x02);
+    pub(super) const WAKE: Opcode = opcode::read::<UserfaultRange>(TYPE, 0x02);
     pub(super) const WRITE_PROTECT: Opcode = opcode::read_write::<WriteProtect>(TYPE, 0x06);
     pub(super) const CONTINUE: Opcode = opcode::read_write::<Continue>(TYPE, 0x07);
 
@@ -126,13 +126,13 @@ unsafe impl Ioctl for NewDescriptor {
 /// Faults read at a time.
 const FAULTS: usize = 32;
 /// Attempts at a call that the kernel refuses while it changes the address space.
-const MOST_ATTEMPTS: u32 = 10_000;
+const MAX_ATTEMPTS: u32 = 10_000;
 
 /// A range of address space whose faults arrive at a descriptor.
 #[derive(Debug)]
 pub(crate) struct Userfault {
     // Dropped in this order (U1).
-    arena: Arena,
+    arena: ArenaMappings,
     descriptor: OwnedFd,
     has_kernel_faults: bool,
 }
@@ -145,9 +145,9 @@ impl Userfault {
             kernel::Api { api: kernel::API_VERSION, features: kernel::FEATURES, ioctls: 0 };
         call::<{ kernel::API }, _>(descriptor.as_fd(), &mut api)
             .map_err(refused("use userfaultfd for shared memory; Linux 6.4 can"))?;
-        let arena = Arena::new(config, ProtFlags::READ | ProtFlags::WRITE)?;
+        let arena = ArenaMappings::new(config, ProtFlags::READ | ProtFlags::WRITE)?;
         let (start, bytes) = arena.span(&(0..config.pages()));
-        let range = kernel::Range { start: start.addr() as u64, len: bytes as u64 };
+        let range = kernel::UserfaultRange { start: start.addr() as u64, len: bytes as u64 };
         let mut register = kernel::Register { range, mode: kernel::REGISTER_MODES, ioctls: 0 };
         call::<{ kernel::REGISTER }, _>(descriptor.as_fd(), &mut register)
             .map_err(refused("register far memory with userfaultfd"))?;
@@ -161,7 +161,7 @@ impl Userfault {
         self.has_kernel_faults
     }
 
-    pub(crate) fn arena(&self) -> &Arena {
+    pub(crate) fn arena(&self) -> &ArenaMappings {
         &self.arena
     }
 
@@ -171,7 +171,7 @@ impl Userfault {
     }
 
     /// Passes the next faults to `report`. Returns whether there may be more.
-    pub(crate) fn take(&self, mut report: impl FnMut(u32, Access)) -> bool {
+    pub(crate) fn take(&self, mut report: impl FnMut(u32, AccessKind)) -> bool {
         let mut messages = [0; FAULTS * kernel::MESSAGE_BYTES];
         let read = match rustix::io::read(&self.descriptor, &mut messages) {
             Ok(read) => read,
@@ -186,7 +186,7 @@ impl Userfault {
                 continue;
             }
             let writes = word(kernel::FAULT_FLAGS) & kernel::WRITES != 0;
-            let access = if writes { Access::Write } else { Access::Read };
+            let access = if writes { AccessKind::Write } else { AccessKind::Read };
             let address = word(kernel::FAULT_ADDRESS) as usize;
             let page = self.arena.page_at(address).expect("faults are inside the region");
             report(page, access);
@@ -205,25 +205,25 @@ impl Userfault {
         shown
     }
 
-    fn range(&self, pages: &Range<u32>) -> kernel::Range {
+    fn range(&self, pages: &Range<u32>) -> kernel::UserfaultRange {
         let (start, bytes) = self.arena.span(pages);
-        kernel::Range { start: start.addr() as u64, len: bytes as u64 }
+        kernel::UserfaultRange { start: start.addr() as u64, len: bytes as u64 }
     }
 
     /// Lets the program see what has memory but is not mapped, and wakes it.
     fn show(&self, pages: &Range<u32>, is_protected: bool) -> Result<(), Errno> {
-        let kernel::Range { start, len } = self.range(pages);
+        let kernel::UserfaultRange { start, len } = self.range(pages);
         let end = start + len;
         let mode = if is_protected { kernel::CONTINUE_PROTECTED } else { 0 };
         let (mut at, mut attempts) = (start, 0);
         while at < end {
-            let range = kernel::Range { start: at, len: end - at };
+            let range = kernel::UserfaultRange { start: at, len: end - at };
             let mut request = kernel::Continue { range, mode, mapped: 0 };
             match call::<{ kernel::CONTINUE }, _>(self.descriptor(), &mut request) {
                 Ok(()) => return Ok(()),
                 // Another part of the page was mapped before, or is now.
                 Err(Errno::EXIST) => at += crate::arena::SYSTEM_PAGE_BYTES as u64,
-                Err(Errno::AGAIN) if attempts < MOST_ATTEMPTS => attempts += 1,
+                Err(Errno::AGAIN) if attempts < MAX_ATTEMPTS => attempts += 1,
                 Err(errno) => return Err(errno),
             }
             at += u64::try_from(request.mapped).unwrap_or(0);
@@ -235,7 +235,7 @@ impl Userfault {
     fn set_protection(&self, pages: &Range<u32>, is_protected: bool) -> Result<(), Errno> {
         let mode = if is_protected { kernel::WRITE_PROTECTED } else { 0 };
         let range = self.range(pages);
-        for _ in 0..MOST_ATTEMPTS {
+        for _ in 0..MAX_ATTEMPTS {
             let mut request = kernel::WriteProtect { range, mode };
             match call::<{ kernel::WRITE_PROTECT }, _>(self.descriptor(), &mut request) {
                 Err(Errno::AGAIN) => {}
@@ -292,7 +292,7 @@ fn call<const OPCODE: Opcode, T>(
 pub(crate) struct UserfaultMemory {
     userfault: Arc<Userfault>,
     /// What each page has been allowed. The program can give up rights by itself, by `madvise`.
-    rights: Vec<Cell<Option<Access>>>,
+    rights: Vec<Cell<Option<AccessKind>>>,
 }
 
 impl UserfaultMemory {
@@ -304,7 +304,7 @@ impl UserfaultMemory {
         &self.userfault
     }
 
-    fn limit(&self, pages: &Range<u32>, access: Option<Access>) {
+    fn limit(&self, pages: &Range<u32>, access: Option<AccessKind>) {
         for page in pages.clone() {
             let right = &self.rights[page as usize];
             right.set(right.get().min(access));
@@ -318,7 +318,7 @@ fn must<T>(done: Result<T, Errno>, what: &str) -> T {
     done.unwrap_or_else(|errno| panic!("cannot {what} pages of far memory: {errno}"))
 }
 
-impl Memory for UserfaultMemory {
+impl PageAccessProvider for UserfaultMemory {
     fn view(&self) -> &Arc<Region> {
         self.userfault.arena.view()
     }
@@ -327,20 +327,20 @@ impl Memory for UserfaultMemory {
         self.userfault.arena.zero(page);
     }
 
-    fn is_allowed(&self, page: u32, access: Access) -> bool {
+    fn is_allowed(&self, page: u32, access: AccessKind) -> bool {
         self.rights[page as usize].get() >= Some(access)
     }
 
-    fn allow(&self, page: u32, access: Access) {
+    fn allow(&self, page: u32, access: AccessKind) {
         let (pages, right) = (page..page + 1, &self.rights[page as usize]);
         match right.get() {
-            Some(Access::Read) if access == Access::Write => {
+            Some(AccessKind::Read) if access == AccessKind::Write => {
                 must(self.userfault.set_protection(&pages, false), "unprotect");
             }
             // A page that was allowed before and faults again was unmapped by the program, or two
             // threads have met the same fault.
             before => {
-                let is_protected = access == Access::Read && before != Some(Access::Write);
+                let is_protected = access == AccessKind::Read && before != Some(AccessKind::Write);
                 must(self.userfault.show(&pages, is_protected), "show");
                 must(self.userfault.wake(&pages), "wake threads for");
             }
@@ -350,7 +350,7 @@ impl Memory for UserfaultMemory {
 
     fn protect(&self, pages: Range<u32>) {
         must(self.userfault.set_protection(&pages, true), "protect");
-        self.limit(&pages, Some(Access::Read));
+        self.limit(&pages, Some(AccessKind::Read));
     }
 
     fn hide(&self, page: u32) {

@@ -3,12 +3,12 @@
 
 use farleaf_fabric::AnyFabric;
 use farleaf_fabric::conformance::TestService;
-use farleaf_fabric::handshake::{HandshakeError, Refusal};
+use farleaf_fabric::handshake::{HandshakeError, HandshakeRefusal};
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::{
     Buffer, Cluster, Fabric, FabricError, GlobalAddr, Message, Provider, ServerId, Uncertainty,
 };
-use farleaf_far_memory::{Access, FarConfig, FarError, Manual, Pager, Reserved, State};
+use farleaf_far_memory::{AccessKind, FarConfig, FarError, Manual, PageState, Pager, Reserved};
 use futures_util::StreamExt;
 use futures_util::future::{FutureExt, LocalBoxFuture, join, join_all};
 use futures_util::stream::FuturesUnordered;
@@ -57,7 +57,7 @@ impl<F: Fabric> Troubled<F> {
         if takes(&self.trouble.refusals) {
             return Err(FabricError::NotLetIn {
                 server,
-                why: HandshakeError::Refused(Refusal::Full),
+                why: HandshakeError::Refused(HandshakeRefusal::Full),
             });
         }
         if takes(&self.trouble.unknown) {
@@ -181,7 +181,7 @@ where
                 // Chunks get their places in the order of their first WRITEs.
                 for page in (0..PAGES).step_by(CHUNK_PAGES as usize) {
                     store(&pager, page, 1).await;
-                    while pager.state(page) != State::Remote {
+                    while pager.state(page) != PageState::Remote {
                         pager.evict(page..page + 1).await;
                     }
                     pager.discard(page..page + 1).await.unwrap();
@@ -202,12 +202,12 @@ where
 
 /// Stores `value` in the first word of a page.
 async fn store(pager: &TestPager<Endpoint>, page: u32, value: u64) {
-    pager.touch(page, Access::Write).await.unwrap();
+    pager.touch(page, AccessKind::Write).await.unwrap();
     pager.memory().store(page as usize * PAGE_WORDS, value);
 }
 
 async fn load(pager: &TestPager<Endpoint>, page: u32) -> Result<u64, FarError> {
-    pager.touch(page, Access::Read).await?;
+    pager.touch(page, AccessKind::Read).await?;
     Ok(pager.memory().load(page as usize * PAGE_WORDS))
 }
 
@@ -231,14 +231,14 @@ fn late_reads_do_not_reach_younger_content() {
                 for round in 0..60_u32 {
                     let page = round % 3;
                     store(pager, page, 1).await;
-                    while pager.state(page) != State::Remote {
+                    while pager.state(page) != PageState::Remote {
                         pager.evict(page..page + 1).await;
                     }
                     if load(pager, page).await.is_ok() {
                         continue;
                     }
                     pager.discard(page..page + 1).await.unwrap();
-                    pager.touch(page, Access::Write).await.unwrap();
+                    pager.touch(page, AccessKind::Write).await.unwrap();
                     assert_eq!(pager.memory().load(page as usize * PAGE_WORDS), 0, "page {page}");
                     store(pager, page, 7).await;
                     fabric.sleep(400_000).await;
@@ -287,16 +287,17 @@ fn a_touch_beside_holds_and_stuck_pages_ends() {
             store(pager, page, 4).await;
         }
         pager.evict(8..16).await;
-        assert!((8..16).all(|page| pager.state(page) == State::Dirty));
+        assert!((8..16).all(|page| pager.state(page) == PageState::Dirty));
         pager.hold(16..23).await.unwrap();
         // Each is polled only when it is woken.
-        let both = [pager.hold(0..1).boxed_local(), pager.touch(40, Access::Write).boxed_local()];
+        let both =
+            [pager.hold(0..1).boxed_local(), pager.touch(40, AccessKind::Write).boxed_local()];
         let both: FuturesUnordered<_> = both.into_iter().collect();
         let outcomes: Vec<_> = both.collect().await;
         assert_eq!(outcomes[0], Ok(()), "the page is held");
         assert!(matches!(outcomes[1], Err(FarError::NoRoom { page: 40, .. })), "{outcomes:?}");
         pager.release(0..1);
-        pager.touch(40, Access::Write).await.unwrap();
+        pager.touch(40, AccessKind::Write).await.unwrap();
     });
 }
 
@@ -312,8 +313,8 @@ fn runs_behind_a_dead_server_stay() {
         let before = pager.stats();
         fabric.trouble.refusals.set(u32::MAX);
         pager.evict(0..16).await;
-        assert_eq!(others.map(|page| pager.state(page)), [State::Dirty; 4]);
-        assert_eq!(pager.state(0), State::Remote, "the other server takes its pages");
+        assert_eq!(others.map(|page| pager.state(page)), [PageState::Dirty; 4]);
+        assert_eq!(pager.state(0), PageState::Remote, "the other server takes its pages");
         let after = pager.stats();
         assert_eq!(after.writes - before.writes, 2, "{after:?}");
         // After a rest, one page at a time tries again.
@@ -324,12 +325,12 @@ fn runs_behind_a_dead_server_stay() {
         for page in 32..39 {
             store(pager, page, 1).await;
             assert!(
-                others.iter().filter(|page| pager.state(**page) == State::Leaving).count() <= 1
+                others.iter().filter(|page| pager.state(**page) == PageState::Leaving).count() <= 1
             );
         }
         fabric.trouble.refusals.set(0);
         pager.evict(8..16).await;
-        assert!(others.iter().all(|page| pager.state(*page) == State::Remote));
+        assert!(others.iter().all(|page| pager.state(*page) == PageState::Remote));
     });
 }
 
@@ -391,7 +392,7 @@ async fn write_and_compare(pager: &TestPager<Endpoint>, fabric: &Endpoint) -> Fo
     let (mut stored, mut found) = ([0; PAGES as usize], Found::default());
     for step in 1..=2_000 {
         let page = (fabric.random() % u64::from(PAGES)) as u32;
-        if pager.touch(page, Access::Write).await.is_err() {
+        if pager.touch(page, AccessKind::Write).await.is_err() {
             found.failed += 1;
             continue;
         }
@@ -454,7 +455,7 @@ fn a_copy_that_has_missed_a_write_is_not_read() {
         store(pager, 0, 6).await;
         pager.evict(0..1).await;
         fabric.trouble.refusals.set(0);
-        assert_eq!((pager.state(0), pager.stats().lost_copies), (State::Remote, 1));
+        assert_eq!((pager.state(0), pager.stats().lost_copies), (PageState::Remote, 1));
         assert_eq!(load(pager, 0).await, Ok(6));
         pager.evict(0..1).await;
         fabric.sleep(60_000_000).await;
@@ -475,13 +476,13 @@ fn a_server_that_returns_mirrors_again() {
         store(pager, 0, 6).await;
         pager.evict(0..1).await;
         fabric.trouble.refusals.set(0);
-        assert_eq!((pager.state(0), pager.stats().lost_copies), (State::Remote, 1));
+        assert_eq!((pager.state(0), pager.stats().lost_copies), (PageState::Remote, 1));
         fabric.sleep(2 * config.rest_ns).await;
         for (page, value) in [(8, 7), (16, 9)] {
             let writes = pager.stats().writes;
             store(pager, page, value).await;
             pager.evict(page..page + 1).await;
-            assert_eq!(pager.state(page), State::Remote);
+            assert_eq!(pager.state(page), PageState::Remote);
             assert_eq!(pager.stats().writes - writes, 2);
         }
         assert_eq!(pager.stats().lost_copies, 1);
@@ -510,7 +511,7 @@ fn new_copies_are_on_servers_that_work() {
                 for page in [0, CHUNK_PAGES, 2 * CHUNK_PAGES] {
                     store(&pager, page, 5).await;
                     pager.evict(page..page + 1).await;
-                    assert_eq!(pager.state(page), State::Remote);
+                    assert_eq!(pager.state(page), PageState::Remote);
                     assert_eq!(pager.stats().lost_copies, 1, "of the first chunk alone");
                 }
                 pager.stop();

@@ -8,7 +8,8 @@ use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
-    Access, FarConfig, FarError, FarStats, Manual, Pager, Policy, Reserved, Space, State,
+    AccessKind, ChunkSpace, FarConfig, FarError, FarStats, Manual, PageState, Pager, Policy,
+    Reserved,
 };
 use futures_util::future::{join, join_all};
 use std::cell::{Cell, RefCell};
@@ -46,7 +47,7 @@ fn services(count: usize) -> Vec<std::sync::Arc<TestService>> {
 }
 
 /// Runs `body` beside the pager's task.
-async fn beside<F: Fabric, S: Space<F>, T>(
+async fn beside<F: Fabric, S: ChunkSpace<F>, T>(
     pager: &Pager<F, Manual, S>,
     body: impl Future<Output = T>,
 ) -> T {
@@ -123,12 +124,12 @@ async fn play<F: Fabric>(
             continue;
         }
         match numbers.below(100) {
-            0..48 => match pager.touch(page, Access::Read).await {
+            0..48 => match pager.touch(page, AccessKind::Read).await {
                 Ok(()) if plain.is_unsettled(page) => {}
                 Ok(()) => plain.compare(pager, word),
                 Err(error) => plain.failed(&error, may_fail),
             },
-            48..88 => match pager.touch(page, Access::Write).await {
+            48..88 => match pager.touch(page, AccessKind::Write).await {
                 Ok(()) if plain.is_unsettled(page) => {}
                 Ok(()) => {
                     let value = seed << 32 | step as u64;
@@ -157,7 +158,10 @@ async fn play<F: Fabric>(
                         pager.evict(pages.clone()).await;
                         for page in pages.clone() {
                             let state = pager.state(page);
-                            assert!(matches!(state, State::Clean | State::Dirty), "{state:?}");
+                            assert!(
+                                matches!(state, PageState::Clean | PageState::Dirty),
+                                "{state:?}"
+                            );
                         }
                         pager.release(pages);
                     }
@@ -184,7 +188,7 @@ async fn game<F: Fabric>(
         let task = |number| play(pager, plain, seed * 8 + number, steps / 8, may_fail);
         join_all((0..8).map(task)).await;
         for page in 0..PAGES {
-            match pager.touch(page, Access::Read).await {
+            match pager.touch(page, AccessKind::Read).await {
                 Ok(()) => {
                     let first = page as usize * PAGE_WORDS;
                     (first..first + PAGE_WORDS).for_each(|word| plain.compare(pager, word));
@@ -321,7 +325,7 @@ fn a_mirror_costs_a_write_and_no_read() {
             let pager = pager(&fabric, config, servers);
             beside(&pager, async {
                 for page in [0, CHUNK_PAGES as u32] {
-                    pager.touch(page, Access::Write).await.unwrap();
+                    pager.touch(page, AccessKind::Write).await.unwrap();
                     pager.memory().store(page as usize * PAGE_WORDS, 5);
                 }
                 pager.evict(0..PAGES).await;
@@ -363,22 +367,22 @@ fn changed_pages_that_cannot_leave_stay() {
             let pager = pager(&fabric, config, 1);
             beside(&pager, async {
                 for page in 0..10 {
-                    pager.touch(page, Access::Write).await.unwrap();
+                    pager.touch(page, AccessKind::Write).await.unwrap();
                     pager.memory().store(page as usize * PAGE_WORDS, u64::from(page) + 1);
                 }
                 pager.evict(0..1).await;
-                assert_eq!(pager.state(0), State::Remote);
+                assert_eq!(pager.state(0), PageState::Remote);
                 cluster.kill_memory_server(ServerId::new(0));
                 let mut refused = None;
                 for page in 10..40 {
-                    if let Err(error) = pager.touch(page, Access::Write).await {
+                    if let Err(error) = pager.touch(page, AccessKind::Write).await {
                         refused = Some(error);
                         break;
                     }
                 }
                 assert!(matches!(refused, Some(FarError::NoRoom { .. })), "{refused:?}");
                 for page in 1..10 {
-                    pager.touch(page, Access::Read).await.unwrap();
+                    pager.touch(page, AccessKind::Read).await.unwrap();
                     assert_eq!(
                         pager.memory().load(page as usize * PAGE_WORDS),
                         u64::from(page) + 1
@@ -386,7 +390,7 @@ fn changed_pages_that_cannot_leave_stay() {
                 }
                 // Discarding makes room again, but the page that is only remote stays unreachable.
                 pager.discard(1..9).await.unwrap();
-                pager.touch(50, Access::Write).await.unwrap();
+                pager.touch(50, AccessKind::Write).await.unwrap();
                 let error = pager.ensure(0..1).await.unwrap_err();
                 assert!(matches!(error, FarError::Unreachable { page: 0, .. }), "{error}");
                 assert_eq!(pager.stats().peak_resident, BUFFER_PAGES);
@@ -399,7 +403,7 @@ fn changed_pages_that_cannot_leave_stay() {
 /// A space that the test can look into.
 struct Watched(Rc<Reserved>);
 
-impl<F: Fabric> Space<F> for Watched {
+impl<F: Fabric> ChunkSpace<F> for Watched {
     async fn take(&self, fabric: &F, bytes: u64) -> Result<GlobalAddr, FarError> {
         self.0.take(fabric, bytes).await
     }
@@ -422,18 +426,18 @@ fn memory_is_taken_when_needed_and_given_back() {
         let memory = Manual::new(&config).unwrap();
         let pager = Pager::new(config, fabric, memory, space).unwrap();
         beside(&pager, async {
-            pager.touch(0, Access::Read).await.unwrap();
+            pager.touch(0, AccessKind::Read).await.unwrap();
             pager.evict(0..1).await;
             assert_eq!(pager.stats().remote_bytes, 0, "zeros need no memory");
-            pager.touch(0, Access::Write).await.unwrap();
+            pager.touch(0, AccessKind::Write).await.unwrap();
             pager.evict(0..1).await;
             assert_eq!(pager.stats().remote_bytes, chunk);
-            pager.touch(CHUNK_PAGES as u32, Access::Write).await.unwrap();
+            pager.touch(CHUNK_PAGES as u32, AccessKind::Write).await.unwrap();
             pager.evict(CHUNK_PAGES as u32..CHUNK_PAGES as u32 + 1).await;
-            assert_eq!(pager.state(CHUNK_PAGES as u32), State::Dirty, "it cannot leave");
+            assert_eq!(pager.state(CHUNK_PAGES as u32), PageState::Dirty, "it cannot leave");
             let outcome = pager.ensure(0..PAGES).await;
             assert_eq!(outcome, Ok(()), "clean pages make room for each other");
-            assert_eq!(pager.state(CHUNK_PAGES as u32), State::Dirty);
+            assert_eq!(pager.state(CHUNK_PAGES as u32), PageState::Dirty);
             assert_eq!(reserved.free_bytes(), 0);
         })
         .await;
@@ -450,7 +454,7 @@ fn discarded_pages_are_never_written_back() {
         let stats = beside(&pager, async {
             for round in 0..20 {
                 for page in 0..8 {
-                    pager.touch(page, Access::Write).await.unwrap();
+                    pager.touch(page, AccessKind::Write).await.unwrap();
                     let word = page as usize * PAGE_WORDS;
                     assert_eq!(pager.memory().load(word), 0, "discarded pages are zeros");
                     pager.memory().store(word, round + 1);
@@ -473,7 +477,7 @@ fn adjacent_pages_move_together_and_ahead_of_demand() {
         let pager = pager(&fabric, FarConfig { ahead_pages: 0, ..config() }, 1);
         beside(&pager, async {
             for page in 0..8 {
-                pager.touch(page, Access::Write).await.unwrap();
+                pager.touch(page, AccessKind::Write).await.unwrap();
                 pager.memory().store(page as usize * PAGE_WORDS, 7);
             }
             pager.evict(0..8).await;
@@ -484,7 +488,7 @@ fn adjacent_pages_move_together_and_ahead_of_demand() {
             fabric.sleep(1_000_000).await;
             assert_eq!((pager.stats().reads, pager.stats().fills_ahead), (2, 4));
             for page in 4..8 {
-                pager.touch(page, Access::Read).await.unwrap();
+                pager.touch(page, AccessKind::Read).await.unwrap();
                 assert_eq!(pager.memory().load(page as usize * PAGE_WORDS), 7);
             }
             assert_eq!(pager.stats().reads, 2, "the pages were read ahead");
@@ -503,14 +507,14 @@ fn streams_are_read_ahead() {
         let pager = pager(&fabric, config, 1);
         beside(&pager, async {
             for page in 0..PAGES {
-                pager.touch(page, Access::Write).await.unwrap();
+                pager.touch(page, AccessKind::Write).await.unwrap();
                 pager.memory().store(page as usize * PAGE_WORDS, u64::from(page));
             }
             pager.evict(0..PAGES).await;
             let before = pager.stats();
             for step in 0..PAGES / 2 {
                 for page in [step, PAGES / 2 + step] {
-                    pager.touch(page, Access::Read).await.unwrap();
+                    pager.touch(page, AccessKind::Read).await.unwrap();
                     assert_eq!(pager.memory().load(page as usize * PAGE_WORDS), u64::from(page));
                     fabric.sleep(5_000).await;
                 }
@@ -541,9 +545,9 @@ fn holds_are_bounded_and_ranges_are_checked() {
             assert_eq!(pager.discard(0..1).await, Err(FarError::Held { page: 0 }));
             // Everything else goes through the other half of the buffer.
             for page in most..PAGES {
-                pager.touch(page, Access::Write).await.unwrap();
+                pager.touch(page, AccessKind::Write).await.unwrap();
             }
-            assert!((0..most).all(|page| pager.state(page) == State::Clean));
+            assert!((0..most).all(|page| pager.state(page) == PageState::Clean));
             pager.release(0..most);
             assert_eq!(pager.stats().held, 0);
             pager.hold(most..most + 1).await.unwrap();

@@ -7,10 +7,10 @@ use farleaf_fabric::shm::ShmConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{Backing, Cluster, Fabric, Provider, ServerId};
+use farleaf_fabric::{Cluster, Fabric, Provider, RegionBacking, ServerId};
 use farleaf_far_memory::{
-    Access, Advice, FarConfig, FarError, FarRegion, Leased, Manual, Over, Pager, Reach, Space,
-    State, TERM_MS,
+    AccessKind, Advice, ChunkSpace, ClusterEndpoints, EndpointSource, FarConfig, FarError,
+    FarRegion, Leased, Manual, PageState, Pager, TERM_MS,
 };
 use farleaf_page::Fixed8;
 use farleaf_pool::remote::RpcClient;
@@ -27,7 +27,7 @@ const SHORT_TERM_MS: u32 = 2_000;
 /// Three memory servers of an index, two of which have room for half of the region each.
 fn servers() -> Vec<Arc<MemoryServer<Fixed8>>> {
     let pool_bytes = PAGES * PAGE_BYTES / 2 + (64 << 10);
-    let backing = Backing::Shared { huge_pages: false };
+    let backing = RegionBacking::Shared { huge_pages: false };
     let config = MemoryServerConfig { pool_bytes, backing, ..MemoryServerConfig::default() };
     (0..3)
         .map(|number| MemoryServer::new(ServerId::new(number), &config).unwrap())
@@ -48,7 +48,7 @@ fn config() -> FarConfig {
     FarConfig { chunk_bytes, ..FarConfig::new(PAGES * PAGE_BYTES, PAGE_BYTES, 32) }
 }
 
-fn write_and_compare<R: Reach>(reach: R, servers: &[Arc<MemoryServer<Fixed8>>]) {
+fn write_and_compare<R: EndpointSource>(reach: R, servers: &[Arc<MemoryServer<Fixed8>>]) {
     let allocated = || servers.iter().map(|server| server.usage().allocated_bytes).sum::<u64>();
     let before = allocated();
     let region = FarRegion::new(config(), reach, space()).unwrap();
@@ -75,14 +75,14 @@ fn write_and_compare<R: Reach>(reach: R, servers: &[Arc<MemoryServer<Fixed8>>]) 
 fn chunks_of_memory_servers_hold_far_memory_over_tcp() {
     let servers = servers();
     let cluster = Arc::new(TcpConfig::default().start(servers.clone()));
-    write_and_compare(Over::new(cluster, 0, 0), &servers);
+    write_and_compare(ClusterEndpoints::new(cluster, 0, 0), &servers);
 }
 
 #[test]
 fn chunks_of_memory_servers_hold_far_memory_over_shm() {
     let servers = servers();
     let cluster = Arc::new(ShmConfig::default().start(servers.clone()));
-    write_and_compare(Over::new(cluster, 0, 0), &servers);
+    write_and_compare(ClusterEndpoints::new(cluster, 0, 0), &servers);
 }
 
 /// Servers without room are an error that says so.
@@ -142,7 +142,7 @@ fn a_region_waits_for_the_memory_of_a_dead_owner() {
     let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
     let bytes = 2 * config.chunk_bytes;
     let config = FarConfig { region_bytes: bytes, ..config };
-    let region = FarRegion::new(config, Over::new(cluster, 2, 0), space).unwrap();
+    let region = FarRegion::new(config, ClusterEndpoints::new(cluster, 2, 0), space).unwrap();
     for (page, word) in (1..).zip(region.words().iter().step_by(PAGE_BYTES / 8)) {
         word.store(page, Ordering::Relaxed);
     }
@@ -165,7 +165,7 @@ fn renewals_do_not_wait_for_a_silent_server() {
     let cluster = SimConfig { faults, ..SimConfig::default() }.start(servers());
     cluster.run_one(|fabric| async move {
         let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
-        let every_ns = Space::<AnyFabric>::renew_every_ns(&space).unwrap();
+        let every_ns = ChunkSpace::<AnyFabric>::renew_every_ns(&space).unwrap();
         for number in 0..2 {
             let at = space.take(&fabric, 64 << 10).await.unwrap();
             assert_eq!(at.server(), ServerId::new(number));
@@ -200,11 +200,15 @@ fn a_region_that_ends_asks_for_no_more_memory() {
         let memory = Manual::new(&config()).unwrap();
         let pager = Pager::new(config(), fabric.clone(), memory, space()).unwrap();
         let body = async {
-            pager.touch(0, Access::Write).await.unwrap();
+            pager.touch(0, AccessKind::Write).await.unwrap();
             let leaving = pager.evict(0..1);
             let looking = fabric.sleep(1_000_000_000);
             select(pin!(leaving), pin!(looking)).await;
-            assert_eq!(pager.state(0), State::Leaving, "it waits for the term of the other one");
+            assert_eq!(
+                pager.state(0),
+                PageState::Leaving,
+                "it waits for the term of the other one"
+            );
             pager.stop();
             fabric.now_ns()
         };
@@ -223,7 +227,8 @@ fn regions_give_their_memory_back() {
     let allocated = || servers.iter().map(|server| server.usage().allocated_bytes).sum::<u64>();
     let mut after_first = None;
     for round in 1..=12 {
-        let region = FarRegion::new(config(), Over::new(Arc::clone(&cluster), 0, 0), space());
+        let region =
+            FarRegion::new(config(), ClusterEndpoints::new(Arc::clone(&cluster), 0, 0), space());
         let region = region.unwrap();
         for word in region.words().iter().step_by(PAGE_BYTES / 8) {
             word.store(round, Ordering::Relaxed);

@@ -10,7 +10,8 @@ use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
-    Advice, FarConfig, FarError, FarRegion, FaultProvider, Leased, Over, Reach, Reserved, Space,
+    Advice, ChunkSpace, ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion,
+    FaultProvider, Leased, Reserved,
 };
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
@@ -35,7 +36,7 @@ fn token() -> Token {
     Token::new(b"a token of these tests alone").unwrap()
 }
 
-fn region<R: Reach>(provider: FaultProvider, reach: R) -> Result<FarRegion, FarError> {
+fn region<R: EndpointSource>(provider: FaultProvider, reach: R) -> Result<FarRegion, FarError> {
     let space = Reserved::first(SERVER_BYTES);
     FarRegion::by(provider, config(), reach, space)
 }
@@ -77,7 +78,7 @@ fn be_shm_server(path: &Path) {
 /// A program that gets an error for a page that it asks for, and then accesses it all the same.
 fn be_victim(provider: FaultProvider) {
     let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
-    let region = region(provider, Over::new(Arc::clone(&cluster), 0, 0)).unwrap();
+    let region = region(provider, ClusterEndpoints::new(Arc::clone(&cluster), 0, 0)).unwrap();
     region.words()[0].store(1, Ordering::Relaxed);
     region.advise(0..PAGE_BYTES, Advice::DontNeed).unwrap();
     cluster.kill_memory_server(ServerId::new(0));
@@ -91,7 +92,7 @@ fn be_writer(provider: FaultProvider) {
     use std::fmt::Write as _;
     use std::io::Write as _;
     let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
-    let region = region(provider, Over::new(Arc::clone(&cluster), 0, 0)).unwrap();
+    let region = region(provider, ClusterEndpoints::new(Arc::clone(&cluster), 0, 0)).unwrap();
     region.words()[0].store(1, Ordering::Relaxed);
     region.advise(0..PAGE_BYTES, Advice::DontNeed).unwrap();
     cluster.kill_memory_server(ServerId::new(0));
@@ -112,7 +113,7 @@ fn an_abort_needs_no_lock(provider: FaultProvider) {
 /// A SIGSEGV that is sent, as by `kill`, is not swallowed by the handler of far memory.
 fn be_target(provider: FaultProvider) {
     let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
-    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    let region = region(provider, ClusterEndpoints::new(cluster, 0, 0)).unwrap();
     kill_process(rustix::process::getpid(), Signal::SEGV).unwrap();
     println!("read {}", region.words()[0].load(Ordering::Relaxed));
 }
@@ -141,7 +142,7 @@ fn a_stray_access_is_one_line_and_an_abort(provider: FaultProvider) {
 /// A program with a region that accesses no memory at all.
 fn be_broken(provider: FaultProvider) {
     let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
-    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    let region = region(provider, ClusterEndpoints::new(cluster, 0, 0)).unwrap();
     let outside = region.base().as_ptr().wrapping_sub(64 << 40);
     println!("with a region");
     // SAFETY: the process ends here, which is what the test is about.
@@ -157,7 +158,7 @@ fn other_faults_end_the_process_as_ever(provider: FaultProvider) {
 /// A program whose child accesses the region, a page that is only on the memory server.
 fn be_parent(provider: FaultProvider) {
     let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
-    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    let region = region(provider, ClusterEndpoints::new(cluster, 0, 0)).unwrap();
     region.words()[0].store(77, Ordering::Relaxed);
     region.advise(0..PAGE_BYTES, Advice::DontNeed).unwrap();
     // SAFETY: the child calls nothing but `_exit`.
@@ -207,7 +208,7 @@ fn be_restricted(is_confined: bool) {
         forbid_userfaultfd();
     }
     let space = Reserved::first(SERVER_BYTES);
-    let region = FarRegion::new(config(), Over::new(cluster, 0, 0), space).unwrap();
+    let region = FarRegion::new(config(), ClusterEndpoints::new(cluster, 0, 0), space).unwrap();
     fill(&region, 3);
     assert_eq!(look(&region, 3), (None, PAGES));
     println!("{:?}", region.mode());
@@ -296,7 +297,7 @@ fn a_server_that_is_stopped_and_killed_is_an_error(provider: FaultProvider) {
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut address).unwrap();
     let address: SocketAddr = address.trim().parse().unwrap();
     let cluster = Arc::new(TcpCluster::connect(vec![address], &token(), tcp()));
-    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    let region = region(provider, ClusterEndpoints::new(cluster, 0, 0)).unwrap();
     fill(&region, 100);
     assert_eq!(look(&region, 100), (None, PAGES));
 
@@ -342,7 +343,8 @@ fn a_mirror_outlives_a_server(provider: FaultProvider) {
     let parts = [0, 1].map(|it| (GlobalAddr::new(ServerId::new(it), 0), SERVER_BYTES as u64));
     let config = FarConfig { mirror: true, ..config() };
     let space = Reserved::new(parts.to_vec());
-    let region = FarRegion::by(provider, config, Over::new(cluster, 0, 0), space).unwrap();
+    let region =
+        FarRegion::by(provider, config, ClusterEndpoints::new(cluster, 0, 0), space).unwrap();
     fill(&region, 100);
     assert_eq!(look(&region, 100), (None, PAGES));
     signal(&servers[0], Signal::KILL);
@@ -370,7 +372,7 @@ fn a_server_of_this_host_is_an_error_only_if_it_is_killed(provider: FaultProvide
     assert_eq!(Path::new(line.trim()), path);
     let config = ShmConfig { timeout_ns: 200_000_000, ..ShmConfig::default() };
     let cluster = Arc::new(ShmCluster::connect(&[&path], &token(), &config).unwrap());
-    let region = region(provider, Over::new(cluster, 0, 0)).unwrap();
+    let region = region(provider, ClusterEndpoints::new(cluster, 0, 0)).unwrap();
     fill(&region, 100);
     signal(&server, Signal::STOP);
     assert_eq!(look(&region, 100), (None, PAGES));
@@ -404,7 +406,8 @@ fn tcp() -> TcpConfig {
 fn be_tenant(provider: FaultProvider, address: &str) {
     let cluster = TcpCluster::connect(vec![address.parse().unwrap()], &token(), tcp());
     let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
-    let region = FarRegion::by(provider, config(), Over::new(Arc::new(cluster), 1, 0), space);
+    let region =
+        FarRegion::by(provider, config(), ClusterEndpoints::new(Arc::new(cluster), 1, 0), space);
     let region = region.unwrap();
     fill(&region, 100);
     region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
@@ -463,7 +466,8 @@ fn memory_of_an_owner_that_ends_comes_back(provider: FaultProvider) {
         drop(executor);
 
         let space = Leased::<Fixed8>::new(SHORT_TERM_MS).unwrap();
-        let region = FarRegion::by(provider, self::config(), Over::new(cluster, 3, 0), space);
+        let region =
+            FarRegion::by(provider, self::config(), ClusterEndpoints::new(cluster, 3, 0), space);
         let region = region.unwrap();
         fill(&region, 700);
         region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
@@ -523,7 +527,7 @@ fn main() {
     }
     for provider in providers {
         let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
-        if let Err(error) = region(provider, Over::new(cluster, 0, 0)) {
+        if let Err(error) = region(provider, ClusterEndpoints::new(cluster, 0, 0)) {
             println!("skipped: this machine does not allow {provider:?}: {error}");
             continue;
         }

@@ -9,7 +9,8 @@ use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Cluster, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
-    Advice, FarConfig, FarError, FarRegion, FaultMode, FaultProvider, Over, Policy, Reach, Reserved,
+    Advice, ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion, FaultMode,
+    FaultProvider, Policy, Reserved,
 };
 
 const BUFFER_PAGES: u32 = 16;
@@ -48,7 +49,11 @@ fn say(line: &str) {
 }
 
 /// A region by `provider`, unless that is not allowed here.
-fn region<R: Reach>(provider: FaultProvider, config: &FarConfig, reach: R) -> Option<FarRegion> {
+fn region<R: EndpointSource>(
+    provider: FaultProvider,
+    config: &FarConfig,
+    reach: R,
+) -> Option<FarRegion> {
     match FarRegion::by(provider, config.clone(), reach, space(config)) {
         Ok(region) => {
             say(&format!("provider: {}", region.mode()));
@@ -65,7 +70,7 @@ fn region<R: Reach>(provider: FaultProvider, config: &FarConfig, reach: R) -> Op
 
 fn over_local(provider: FaultProvider, config: &FarConfig, body: impl FnOnce(&FarRegion)) {
     let cluster = Arc::new(LocalConfig::default().start(services(config)));
-    if let Some(region) = region(provider, config, Over::new(cluster, 0, 0)) {
+    if let Some(region) = region(provider, config, ClusterEndpoints::new(cluster, 0, 0)) {
         body(&region);
     }
 }
@@ -201,7 +206,7 @@ fn the_clock_and_larger_pages_too(provider: FaultProvider) {
 fn over_tcp_too(provider: FaultProvider) {
     let config = config(16 << 10);
     let cluster = Arc::new(TcpConfig::default().start(services(&config)));
-    if let Some(region) = region(provider, &config, Over::new(cluster, 0, 0)) {
+    if let Some(region) = region(provider, &config, ClusterEndpoints::new(cluster, 0, 0)) {
         game(&region, 40_000);
     }
 }
@@ -328,7 +333,8 @@ fn pages_that_the_program_unmaps_keep_their_content(provider: FaultProvider) {
 fn errors_reach_the_program(provider: FaultProvider) {
     let config = FarConfig { patience_ns: 10_000_000, ..config(4096) };
     let cluster = Arc::new(LocalConfig::default().start(services(&config)));
-    let Some(region) = region(provider, &config, Over::new(Arc::clone(&cluster), 0, 0)) else {
+    let Some(region) = region(provider, &config, ClusterEndpoints::new(Arc::clone(&cluster), 0, 0))
+    else {
         return;
     };
     let bytes = region.bytes();
@@ -365,13 +371,13 @@ fn errors_reach_the_program(provider: FaultProvider) {
 fn the_provider_is_chosen_and_the_reason_is_known() {
     let config = config(4096);
     let cluster = Arc::new(LocalConfig::default().start(services(&config)));
-    let reach = Over::new(Arc::clone(&cluster), 0, 0);
+    let reach = ClusterEndpoints::new(Arc::clone(&cluster), 0, 0);
     let region = FarRegion::new(config.clone(), reach, space(&config)).unwrap();
     say(&format!("provider: {}; fallback: {:?}", region.mode(), region.fallback()));
     assert_eq!(region.mode() == FaultMode::Signal, region.fallback().is_some());
     region.words()[5].store(1, Ordering::Relaxed);
     // Several regions of one process.
-    let reach = Over::new(cluster, 0, 1);
+    let reach = ClusterEndpoints::new(cluster, 0, 1);
     let other = FarRegion::by(FaultProvider::Signal, config.clone(), reach, space(&config));
     let other = other.unwrap();
     other.words()[5].store(2, Ordering::Relaxed);
@@ -386,7 +392,7 @@ fn buffers_by_signals_are_bounded_together() {
     let large = |pages| FarConfig { ..FarConfig::new(64 << 20, 4096, pages) };
     let make = |config: &FarConfig, number| {
         let cluster = Arc::new(LocalConfig::default().start(services(config)));
-        let reach = Over::new(cluster, 0, number);
+        let reach = ClusterEndpoints::new(cluster, 0, number);
         FarRegion::by(FaultProvider::Signal, config.clone(), reach, space(config))
     };
     let first = make(&large(15_000), 0).unwrap();

@@ -1,7 +1,7 @@
 //! TPC-H's own answers at scale factor 1, as the crate `tpchgen` has them, with two exceptions: its
 //! answer to query 17 is not TPC-H's, and it has lost the last two digits of query 11's keys.
 
-use crate::engine::Answer;
+use crate::engine::QueryAnswer;
 use anyhow::{Result, bail};
 use tpchgen::q_and_a::answers_sf1;
 
@@ -19,7 +19,7 @@ const CUT_OFF: (u8, usize, usize) = (11, 0, 2);
 ///
 /// # Errors
 /// The first cell that differs.
-pub(crate) fn check(number: u8, answer: &Answer) -> Result<()> {
+pub(crate) fn check(number: u8, answer: &QueryAnswer) -> Result<()> {
     let Some(expected) = answers_sf1::answer(i32::from(number)) else {
         bail!("TPC-H has no answer to query {number}");
     };

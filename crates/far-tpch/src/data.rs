@@ -1,6 +1,6 @@
 //! The tables: made in DRAM, and copied into an arena.
 
-use crate::Layout;
+use crate::TableOrder;
 use anyhow::{Context, Result};
 use arrow::array::{Array, ArrayRef, RecordBatch, RecordBatchReader, make_array};
 use arrow::datatypes::SchemaRef;
@@ -20,13 +20,13 @@ pub(crate) const BATCH_ROWS: usize = 8192;
 
 /// A table as batches of columns.
 #[derive(Clone, Debug)]
-pub(crate) struct Table {
+pub(crate) struct TpchTable {
     pub(crate) name: &'static str,
     pub(crate) schema: SchemaRef,
     pub(crate) batches: Vec<RecordBatch>,
 }
 
-impl Table {
+impl TpchTable {
     fn new(name: &'static str, rows: impl RecordBatchReader) -> Result<Self> {
         let schema = rows.schema();
         Ok(Self { name, schema, batches: rows.collect::<Result<_, _>>()? })
@@ -45,7 +45,7 @@ impl Table {
     }
 
     /// Copies it into an arena.
-    pub(crate) fn migrate(&self, arena: &Arc<FarArena>, layout: Layout) -> Result<Self> {
+    pub(crate) fn migrate(&self, arena: &Arc<FarArena>, layout: TableOrder) -> Result<Self> {
         let no_room = || format!("the arena has no room for {}", self.name);
         let far = |column: &ArrayRef| {
             arena.array(&column.to_data()).map(make_array).with_context(no_room)
@@ -53,12 +53,12 @@ impl Table {
         let fields = self.schema.fields().len();
         let mut columns: Vec<Vec<ArrayRef>> = vec![Vec::new(); self.batches.len()];
         match layout {
-            Layout::Batches => {
+            TableOrder::Batches => {
                 for (batch, columns) in self.batches.iter().zip(&mut columns) {
                     *columns = batch.columns().iter().map(far).collect::<Result<_>>()?;
                 }
             }
-            Layout::Columns => {
+            TableOrder::Columns => {
                 for field in 0..fields {
                     for (batch, columns) in self.batches.iter().zip(&mut columns) {
                         columns.push(far(batch.column(field))?);
@@ -89,13 +89,13 @@ fn extent_bytes(bytes: usize) -> usize {
 }
 
 /// All tables at a scale factor.
-pub(crate) fn generate(scale: f64, progress: impl Fn(&str)) -> Result<Vec<Table>> {
+pub(crate) fn generate(scale: f64, progress: impl Fn(&str)) -> Result<Vec<TpchTable>> {
     macro_rules! tables {
         ($($name:literal $arrow:ident $generator:ident,)*) => {
             vec![$({
                 progress($name);
                 let rows = $arrow::new($generator::new(scale, 1, 1)).with_batch_size(BATCH_ROWS);
-                Table::new($name, rows)?
+                TpchTable::new($name, rows)?
             },)*]
         };
     }

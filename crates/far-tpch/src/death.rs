@@ -2,10 +2,10 @@
 //! error, and the process goes on.
 
 use crate::engine::cells;
-use crate::far::{Far, MIB, Moment, TOKEN};
+use crate::far::{Far, MIB, CostMark, TOKEN};
 use crate::lab::Lab;
 use crate::report::Sheet;
-use crate::{Batches, Setting, Work};
+use crate::{Batches, Setting, TpchWork};
 use anyhow::{Context, Result, ensure};
 use farleaf_fabric::conformance::TestService;
 use farleaf_fabric::handshake::Token;
@@ -30,12 +30,12 @@ pub(crate) fn be_server(mib: usize) -> Result<()> {
 }
 
 /// A memory server in a process of its own, which ends with this value.
-struct Server {
+struct ServerProcess {
     process: Child,
     address: SocketAddr,
 }
 
-impl Server {
+impl ServerProcess {
     fn start(mib: usize) -> Result<Self> {
         let mut process = Command::new(std::env::current_exe()?)
             .args(["memory-server", "--mib", &mib.to_string()])
@@ -53,7 +53,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         // It may be stopped, or dead.
         let _ = self.process.kill();
@@ -67,11 +67,11 @@ async fn ask(
     lab: &Lab,
     far: &Far,
     place: usize,
-    server: &Server,
+    server: &ServerProcess,
     (signal, after_ms): (Signal, f64),
 ) -> Result<(Option<String>, f64)> {
     let (done, wait) = channel::<()>();
-    let began = Moment::now();
+    let began = CostMark::now();
     let (after, process) = (Duration::from_secs_f64(after_ms / 1e3), server.id()?);
     let sends = thread::spawn(move || match wait.recv_timeout(after) {
         Err(RecvTimeoutError::Timeout) => kill_process(process, signal),
@@ -91,10 +91,10 @@ async fn ask(
 }
 
 /// Stops the memory server under each query, and kills it under the first one. The others follow.
-pub(crate) async fn run(work: &Work, setting: Setting) -> Result<()> {
+pub(crate) async fn run(work: &TpchWork, setting: Setting) -> Result<()> {
     let lab = Lab::new(work).await?;
-    let bytes = lab.tables.iter().map(crate::data::Table::footprint).sum::<usize>();
-    let server = Server::start(2 * (bytes >> 20) + 256)?;
+    let bytes = lab.tables.iter().map(crate::data::TpchTable::footprint).sum::<usize>();
+    let server = ServerProcess::start(2 * (bytes >> 20) + 256)?;
     let setting = Setting { server: Some(server.address), ..setting };
     if setting.batches != Batches::Copy {
         println!("without `--batches copy`, a failure can end this process");
@@ -115,7 +115,7 @@ pub(crate) async fn run(work: &Work, setting: Setting) -> Result<()> {
         }
         // It loses nothing while it is stopped, and may need a moment.
         let mut attempts = 0;
-        let began = Moment::now();
+        let began = CostMark::now();
         let answer = loop {
             attempts += 1;
             match far.engine.ask(*number).await {
@@ -147,7 +147,7 @@ pub(crate) async fn run(work: &Work, setting: Setting) -> Result<()> {
     }
     lab.print(&sheet.text());
     println!("{errors} queries had an error, such as: {first_error}");
-    let began = Moment::now();
+    let began = CostMark::now();
     let local_bytes = far.arena.local_bytes();
     drop(far);
     let (ms, mib) = (began.cost().ms, local_bytes as f64 / MIB);

@@ -1,7 +1,7 @@
 //! The engine on one set of tables, and the queries.
 
 use crate::Batches;
-use crate::data::{BATCH_ROWS, Table};
+use crate::data::{BATCH_ROWS, TpchTable};
 use crate::table::FarTable;
 use anyhow::{Context, Result};
 use arrow::array::RecordBatch;
@@ -24,28 +24,28 @@ const QUERIES: [&str; 22] = queries!(
 );
 
 /// An answer as text: rows of cells.
-pub(crate) type Answer = Vec<Vec<String>>;
+pub(crate) type QueryAnswer = Vec<Vec<String>>;
 
 /// The engine, on one thread.
-pub(crate) struct Engine {
+pub(crate) struct QueryEngine {
     session: SessionContext,
     /// Where large allocations of queries go.
     intermediates: Option<ProgramArena>,
 }
 
 /// Where an engine's tables are, and what is done with their batches.
-pub(crate) type Place<'a> = (&'a Arc<FarArena>, Batches);
+pub(crate) type TablePlacement<'a> = (&'a Arc<FarArena>, Batches);
 
-impl Engine {
+impl QueryEngine {
     /// An engine with these tables, which are in DRAM or in an arena.
     pub(crate) fn new(
-        tables: &[Table],
-        place: Option<Place<'_>>,
+        tables: &[TpchTable],
+        place: Option<TablePlacement<'_>>,
         intermediates: Option<ProgramArena>,
     ) -> Result<Self> {
         let config = SessionConfig::new().with_target_partitions(1).with_batch_size(BATCH_ROWS);
         let session = SessionContext::new_with_config(config);
-        for Table { name, schema, batches } in tables {
+        for TpchTable { name, schema, batches } in tables {
             let table = MemTable::try_new(Arc::clone(schema), vec![batches.clone()])?;
             match place {
                 Some((arena, batches)) if batches != Batches::Fault => {
@@ -70,7 +70,7 @@ impl Engine {
 }
 
 /// The cells of an answer.
-pub(crate) fn cells(batches: &[RecordBatch]) -> Result<Answer> {
+pub(crate) fn cells(batches: &[RecordBatch]) -> Result<QueryAnswer> {
     let options = FormatOptions::default();
     let mut answer = Vec::new();
     for batch in batches {

@@ -1,8 +1,8 @@
 //! Tables in far memory, and what they cost.
 
-use crate::data::Table;
-use crate::engine::Engine;
-use crate::{Setting, Transport};
+use crate::data::TpchTable;
+use crate::engine::QueryEngine;
+use crate::{Setting, TpchTransport};
 use anyhow::{Context, Result};
 use farleaf_fabric::Provider;
 use farleaf_fabric::conformance::TestService;
@@ -11,7 +11,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
 use farleaf_far_alloc::{ArenaConfig, FarArena, ProgramArena};
-use farleaf_far_memory::{FarConfig, FarError, FarRegion, FarStats, Over, Reach, Reserved};
+use farleaf_far_memory::{FarConfig, FarError, FarRegion, FarStats, ClusterEndpoints, EndpointSource, Reserved};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(crate) const TOKEN: &[u8] = b"farleaf-far-tpch, on this host";
 
 /// What some work cost.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cost {
+pub(crate) struct WorkCost {
     /// Of the tables' arena.
     pub(crate) tables: FarStats,
     /// Of the arena of what queries make.
@@ -32,7 +32,7 @@ pub(crate) struct Cost {
     pub(crate) cpu_ms: f64,
 }
 
-impl Cost {
+impl WorkCost {
     fn sum(&self, count: impl Fn(&FarStats) -> u64) -> f64 {
         (count(&self.tables) + count(&self.intermediates)) as f64
     }
@@ -60,21 +60,21 @@ fn clock_ms(clock: ClockId) -> f64 {
 
 /// A moment, from which costs are counted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct CostMark {
     ms: f64,
     cpu_ms: f64,
 }
 
-impl Moment {
+impl CostMark {
     pub(crate) fn now() -> Self {
         let cpu_ms = clock_ms(ClockId::ProcessCPUTime);
         Self { ms: clock_ms(ClockId::Monotonic), cpu_ms }
     }
 
     /// The time since then.
-    pub(crate) fn cost(&self) -> Cost {
+    pub(crate) fn cost(&self) -> WorkCost {
         let now = Self::now();
-        Cost { ms: now.ms - self.ms, cpu_ms: now.cpu_ms - self.cpu_ms, ..Cost::default() }
+        WorkCost { ms: now.ms - self.ms, cpu_ms: now.cpu_ms - self.cpu_ms, ..WorkCost::default() }
     }
 }
 
@@ -103,19 +103,19 @@ fn arena(setting: Setting, region_bytes: usize, footprint: usize) -> Result<FarA
             let ns = setting.patience * 1_000_000 / 4;
             let tcp = TcpConfig { timeout_ns: ns, connect_timeout_ns: ns, ..Default::default() };
             let cluster = TcpCluster::connect(vec![address], &Token::new(TOKEN)?, tcp);
-            region(setting, config, Over::new(Arc::new(cluster), 0, 0))
+            region(setting, config, ClusterEndpoints::new(Arc::new(cluster), 0, 0))
         }
-        (None, Transport::Local) => {
+        (None, TpchTransport::Local) => {
             let cluster = LocalConfig::default().start(service());
-            region(setting, config, Over::new(Arc::new(cluster), 0, 0))
+            region(setting, config, ClusterEndpoints::new(Arc::new(cluster), 0, 0))
         }
-        (None, Transport::Tcp) => {
+        (None, TpchTransport::Tcp) => {
             let cluster = TcpConfig::default().start(service());
-            region(setting, config, Over::new(Arc::new(cluster), 0, 0))
+            region(setting, config, ClusterEndpoints::new(Arc::new(cluster), 0, 0))
         }
-        (None, Transport::Shm) => {
+        (None, TpchTransport::Shm) => {
             let cluster = ShmConfig::default().start(service());
-            region(setting, config, Over::new(Arc::new(cluster), 0, 0))
+            region(setting, config, ClusterEndpoints::new(Arc::new(cluster), 0, 0))
         }
     };
     let metadata = setting.metadata.metadata(footprint);
@@ -123,7 +123,7 @@ fn arena(setting: Setting, region_bytes: usize, footprint: usize) -> Result<FarA
     Ok(FarArena::new(region?, ArenaConfig { metadata, decay_ms, retain, grow_bytes: None })?)
 }
 
-fn region<R: Reach>(setting: Setting, config: FarConfig, reach: R) -> Result<FarRegion, FarError> {
+fn region<R: EndpointSource>(setting: Setting, config: FarConfig, reach: R) -> Result<FarRegion, FarError> {
     let space = Reserved::first(config.region_bytes);
     match setting.provider {
         None => FarRegion::new(config, reach, space),
@@ -133,18 +133,18 @@ fn region<R: Reach>(setting: Setting, config: FarConfig, reach: R) -> Result<Far
 
 /// An engine on far tables.
 pub(crate) struct Far {
-    pub(crate) engine: Engine,
+    pub(crate) engine: QueryEngine,
     pub(crate) arena: Arc<FarArena>,
     /// The arena of what queries make.
     intermediates: Option<ProgramArena>,
     /// What copying the tables there cost.
-    pub(crate) migration: Cost,
+    pub(crate) migration: WorkCost,
 }
 
 impl Far {
     /// Copies the tables into an arena of their own.
-    pub(crate) fn new(setting: Setting, tables: &[Table]) -> Result<Self> {
-        let footprint = tables.iter().map(Table::footprint).sum::<usize>();
+    pub(crate) fn new(setting: Setting, tables: &[TpchTable]) -> Result<Self> {
+        let footprint = tables.iter().map(TpchTable::footprint).sum::<usize>();
         // The rest is for what is freed and stays, for metadata, and for growing extents.
         let spare = if setting.retain { footprint } else { footprint / 8 };
         let region_bytes = (footprint + spare + (64 << 20)).next_multiple_of(1 << 20);
@@ -161,13 +161,13 @@ impl Far {
         };
         let intermediates =
             intermediates.transpose().context("cannot make the arena of intermediates")?;
-        let began = Moment::now();
+        let began = CostMark::now();
         let tables = tables
             .iter()
             .map(|table| table.migrate(&arena, setting.layout))
             .collect::<Result<Vec<_>>>()?;
-        let migration = Cost { tables: arena.far_stats()?, ..began.cost() };
-        let engine = Engine::new(&tables, Some((&arena, setting.batches)), intermediates)?;
+        let migration = WorkCost { tables: arena.far_stats()?, ..began.cost() };
+        let engine = QueryEngine::new(&tables, Some((&arena, setting.batches)), intermediates)?;
         Ok(Self { engine, arena, intermediates, migration })
     }
 

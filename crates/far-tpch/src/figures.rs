@@ -1,15 +1,15 @@
 //! What is measured, and the tables of it.
 
-use crate::far::{Cost, Far, MIB};
+use crate::far::{WorkCost, Far, MIB};
 use crate::lab::{Lab, Rounds, mean, median, median_of, ratio};
 use crate::report::{Output, Sheet};
-use crate::{Batches, Faults, Layout, Place, Setting, Transport, Work};
+use crate::{Batches, FaultChoice, TableOrder, TpchPlace, Setting, TpchTransport, TpchWork};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
 /// The figures.
 #[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
-pub(crate) enum Figure {
+pub(crate) enum TpchFigure {
     /// Page size and retained address space: the paper's figure 5.
     Pages,
     /// Places of metadata: its share, queries and migration; the paper's figures 6 and 7.
@@ -65,12 +65,12 @@ impl Lab {
         for (label, setting) in settings {
             let far = self.far(*setting)?;
             let costs = self.measure(&[&far]).await?;
-            let moved = mean(&costs[1], Cost::moved_mib);
+            let moved = mean(&costs[1], WorkCost::moved_mib);
             let times = median_ms(&costs[1]) / median_ms(&costs[0]);
             sheet.lines.push(vec![
                 label.clone(),
-                format!("{:.0}", mean(&costs[1], Cost::misses)),
-                format!("{:.0}", mean(&costs[1], Cost::ahead)),
+                format!("{:.0}", mean(&costs[1], WorkCost::misses)),
+                format!("{:.0}", mean(&costs[1], WorkCost::ahead)),
                 format!("{moved:.0}"),
                 format!("{:.0}", median_ms(&costs[1])),
                 format!("{times:.2}"),
@@ -103,7 +103,7 @@ impl Lab {
 
     /// Where metadata is: queries and migration, all places in turns.
     async fn places(&self, output: &Output, page: usize) -> Result<()> {
-        let places = [Place::Together, Place::Separated, Place::Pinned];
+        let places = [TpchPlace::Together, TpchPlace::Separated, TpchPlace::Pinned];
         let far = |metadata| self.far(Setting { metadata, ..output.usual(page) });
         let fars = places.into_iter().map(far).collect::<Result<Vec<_>>>()?;
         let fars: Vec<_> = fars.iter().collect();
@@ -126,8 +126,8 @@ impl Lab {
                 format!("{:.3}", far.metadata_percent()?),
                 far.migration.tables.touches.to_string(),
                 format!("{:.0}", far.migration.ms),
-                format!("{:.0}", mean(rounds, Cost::misses)),
-                format!("{:.0}", mean(rounds, Cost::moved_mib)),
+                format!("{:.0}", mean(rounds, WorkCost::misses)),
+                format!("{:.0}", mean(rounds, WorkCost::moved_mib)),
                 format!("{:.0}", median_ms(rounds)),
                 ratio(rounds, &costs[1]),
             ]);
@@ -144,11 +144,11 @@ impl Lab {
         for batches in [Batches::Fault, Batches::Load] {
             let far = self.far(Setting { batches, buffer: 100, ..output.usual(64) })?;
             let costs = self.measure(&[&far]).await?;
-            let cpu = |round: &Vec<Cost>| round.iter().map(|cost| cost.cpu_ms).sum::<f64>();
+            let cpu = |round: &Vec<WorkCost>| round.iter().map(|cost| cost.cpu_ms).sum::<f64>();
             let mut ratios: Vec<_> =
                 costs[1].iter().zip(&costs[0]).map(|(far, near)| cpu(far) / cpu(near)).collect();
             let touches = mean(&costs[1], |cost| cost.tables.touches as f64);
-            ensure!(mean(&costs[1], Cost::misses) == 0.0, "a page was read although all are local");
+            ensure!(mean(&costs[1], WorkCost::misses) == 0.0, "a page was read although all are local");
             ensure!(batches == Batches::Load || touches == 0.0, "a page has faulted");
             ratios.sort_by(f64::total_cmp);
             sheet.lines.push(vec![
@@ -165,24 +165,24 @@ impl Lab {
         output.write(&sheet, "median")
     }
 
-    async fn run(&self, figure: Figure, output: &Output) -> Result<()> {
+    async fn run(&self, figure: TpchFigure, output: &Output) -> Result<()> {
         let usual = output.usual(64);
         let name = format!("{figure:?}").to_lowercase();
         let (title, settings) = match figure {
-            Figure::Pages => return self.pages(output).await,
-            Figure::Places => {
+            TpchFigure::Pages => return self.pages(output).await,
+            TpchFigure::Places => {
                 self.places(output, 4).await?;
                 return self.places(output, 256).await;
             }
-            Figure::Full => return self.full(output).await,
-            Figure::Batches => {
+            TpchFigure::Full => return self.full(output).await,
+            TpchFigure::Batches => {
                 let all = [Batches::Load, Batches::Copy, Batches::Fault];
                 let line = |batches| (format!("{batches:?}"), Setting { batches, ..usual });
                 ("what is done with each batch", all.map(line).to_vec())
             }
-            Figure::Ahead => {
+            TpchFigure::Ahead => {
                 let mut lines = Vec::new();
-                let layouts = [Layout::Batches, Layout::Columns];
+                let layouts = [TableOrder::Batches, TableOrder::Columns];
                 let each = [4, 16, 64].into_iter();
                 for (page, layout) in each.flat_map(|page| layouts.map(|layout| (page, layout))) {
                     for no_ahead in [true, false] {
@@ -194,16 +194,16 @@ impl Lab {
                 }
                 ("reading ahead, batches by faults only", lines)
             }
-            Figure::Buffers => {
+            TpchFigure::Buffers => {
                 let line = |buffer| (format!("{buffer}%"), Setting { buffer, ..usual });
                 ("local memory in percent of the tables", [10, 20, 50, 100].map(line).to_vec())
             }
-            Figure::Transports => {
-                let all = [Transport::Local, Transport::Tcp, Transport::Shm];
+            TpchFigure::Transports => {
+                let all = [TpchTransport::Local, TpchTransport::Tcp, TpchTransport::Shm];
                 let line = |transport| (format!("{transport:?}"), Setting { transport, ..usual });
                 ("transports, a buffer of 20%", all.map(line).to_vec())
             }
-            Figure::Intermediates => {
+            TpchFigure::Intermediates => {
                 let both = [("near", false), ("far", true)];
                 let line = |(name, intermediates): (&str, _)| {
                     (name.to_owned(), Setting { intermediates, ..usual })
@@ -212,7 +212,7 @@ impl Lab {
             }
         };
         let title = match figure {
-            Figure::Ahead => title.to_owned(),
+            TpchFigure::Ahead => title.to_owned(),
             _ => format!("{title}, pages of 64 KiB"),
         };
         self.figure(output, (&name, &title), &settings).await.map(drop)
@@ -220,7 +220,7 @@ impl Lab {
 }
 
 /// One setting, query by query.
-pub(crate) async fn run(work: &Work, setting: Setting) -> Result<()> {
+pub(crate) async fn run(work: &TpchWork, setting: Setting) -> Result<()> {
     let lab = Lab::new(work).await?;
     let far = lab.far(setting)?;
     let costs = lab.measure(&[&far]).await?;
@@ -237,7 +237,7 @@ pub(crate) async fn run(work: &Work, setting: Setting) -> Result<()> {
     ];
     let title = format!("{}; {}; {setting:?}", lab.scope(), far.arena.mode());
     let mut sheet = Sheet::new("run", title, &head);
-    let mut add = |query: String, rows: String, pick: &dyn Fn(&Vec<Cost>) -> Vec<Cost>| {
+    let mut add = |query: String, rows: String, pick: &dyn Fn(&Vec<WorkCost>) -> Vec<WorkCost>| {
         let near: Rounds = costs[0].iter().map(pick).collect();
         let rounds: Rounds = costs[1].iter().map(pick).collect();
         sheet.lines.push(vec![
@@ -247,9 +247,9 @@ pub(crate) async fn run(work: &Work, setting: Setting) -> Result<()> {
             format!("{:.1}", median_ms(&rounds)),
             format!("{:.2}", median_ms(&rounds) / median_ms(&near)),
             format!("{:.2}", cpu_ms(&rounds) / cpu_ms(&near)),
-            format!("{:.0}", mean(&rounds, Cost::misses)),
-            format!("{:.0}", mean(&rounds, Cost::ahead)),
-            format!("{:.1}", mean(&rounds, Cost::moved_mib)),
+            format!("{:.0}", mean(&rounds, WorkCost::misses)),
+            format!("{:.0}", mean(&rounds, WorkCost::ahead)),
+            format!("{:.1}", mean(&rounds, WorkCost::moved_mib)),
         ]);
     };
     for (place, number) in lab.queries.iter().enumerate() {
@@ -283,12 +283,12 @@ pub(crate) async fn run(work: &Work, setting: Setting) -> Result<()> {
 }
 
 /// All queries over each transport by each provider, with answers equal to those in DRAM.
-pub(crate) async fn check(work: &Work, setting: Setting) -> Result<()> {
+pub(crate) async fn check(work: &TpchWork, setting: Setting) -> Result<()> {
     let lab = Lab::new(work).await?;
     let head = ["transport", "faults", "equal answers", "misses", "MiB moved", "ms", "local pages"];
     let mut sheet = Sheet::new("check", lab.scope(), &head);
-    for transport in [Transport::Local, Transport::Tcp, Transport::Shm] {
-        for provider in [Faults::Userfaultfd, Faults::Signal] {
+    for transport in [TpchTransport::Local, TpchTransport::Tcp, TpchTransport::Shm] {
+        for provider in [FaultChoice::Userfaultfd, FaultChoice::Signal] {
             let far = lab.far(Setting { transport, provider: Some(provider), ..setting })?;
             // One round is enough: an answer is equal or not.
             let costs = vec![lab.round(Some(&far)).await?];
@@ -298,8 +298,8 @@ pub(crate) async fn check(work: &Work, setting: Setting) -> Result<()> {
                 format!("{transport:?}").to_lowercase(),
                 far.arena.mode().to_string(),
                 format!("{} of {}", costs[0].len(), lab.queries.len()),
-                format!("{:.0}", mean(&costs, Cost::misses)),
-                format!("{:.0}", mean(&costs, Cost::moved_mib)),
+                format!("{:.0}", mean(&costs, WorkCost::misses)),
+                format!("{:.0}", mean(&costs, WorkCost::moved_mib)),
                 format!("{:.0}", median_ms(&costs)),
                 format!("{} of {}", stats.peak_resident, stats.buffer_pages),
             ]);
@@ -311,7 +311,7 @@ pub(crate) async fn check(work: &Work, setting: Setting) -> Result<()> {
 }
 
 /// The times in DRAM alone.
-pub(crate) async fn dram(work: &Work) -> Result<()> {
+pub(crate) async fn dram(work: &TpchWork) -> Result<()> {
     let lab = Lab::new(work).await?;
     let costs = lab.measure(&[]).await?;
     println!("{}: {:.0} ms, {:.0} ms of CPU", lab.scope(), median_ms(&costs[0]), cpu_ms(&costs[0]));
@@ -320,11 +320,11 @@ pub(crate) async fn dram(work: &Work) -> Result<()> {
 }
 
 /// All figures, or some.
-pub(crate) async fn all(work: &Work, only: &[Figure], output: Output) -> Result<()> {
+pub(crate) async fn all(work: &TpchWork, only: &[TpchFigure], output: Output) -> Result<()> {
     let lab = Lab::new(work).await?;
     let output = Output { caption: format!("{}, {:?}", lab.scope(), output.layout), ..output };
     lab.print(&output.caption);
-    for figure in Figure::value_variants() {
+    for figure in TpchFigure::value_variants() {
         if only.is_empty() || only.contains(figure) {
             lab.run(*figure, &output).await?;
         }

@@ -1,19 +1,19 @@
 //! What everything is compared with: tables and answers in DRAM, and rounds of all queries.
 
-use crate::Work;
+use crate::TpchWork;
 use crate::answers;
-use crate::data::{self, Table};
-use crate::engine::{Answer, Engine, cells};
-use crate::far::{Cost, Far, MIB, Moment};
+use crate::data::{self, TpchTable};
+use crate::engine::{QueryAnswer, QueryEngine, cells};
+use crate::far::{WorkCost, Far, MIB, CostMark};
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Tables and answers that everything is compared with.
 pub(crate) struct Lab {
-    pub(crate) tables: Vec<Table>,
-    pub(crate) near: Engine,
+    pub(crate) tables: Vec<TpchTable>,
+    pub(crate) near: QueryEngine,
     pub(crate) queries: Vec<u8>,
-    pub(crate) expected: Vec<Answer>,
+    pub(crate) expected: Vec<QueryAnswer>,
     scale: f64,
     warm_up: u32,
     pub(crate) rounds: u32,
@@ -21,10 +21,10 @@ pub(crate) struct Lab {
 }
 
 /// The costs of all queries, by round.
-pub(crate) type Rounds = Vec<Vec<Cost>>;
+pub(crate) type Rounds = Vec<Vec<WorkCost>>;
 
 impl Lab {
-    pub(crate) async fn new(work: &Work) -> Result<Self> {
+    pub(crate) async fn new(work: &TpchWork) -> Result<Self> {
         ensure!((0.001..=100.0).contains(&work.scale), "use a scale factor from 0.001 to 100");
         let progress = ProgressBar::new_spinner();
         progress.set_style(ProgressStyle::with_template("{elapsed_precise} {wide_msg}")?);
@@ -33,7 +33,7 @@ impl Lab {
             progress.tick();
         };
         let tables = data::generate(work.scale, tell)?;
-        let near = Engine::new(&tables, None, None)?;
+        let near = QueryEngine::new(&tables, None, None)?;
         let queries = work.queries.clone().unwrap_or_else(|| (1..=22).collect());
         let mut expected = Vec::new();
         for number in &queries {
@@ -48,13 +48,13 @@ impl Lab {
         if work.scale == 1.0 {
             println!("all {} answers in DRAM are those of TPC-H", queries.len());
         }
-        let Work { scale, warm_up, rounds, .. } = *work;
+        let TpchWork { scale, warm_up, rounds, .. } = *work;
         Ok(Self { tables, near, queries, expected, scale, warm_up, rounds, progress })
     }
 
     /// What is measured.
     pub(crate) fn scope(&self) -> String {
-        let bytes = self.tables.iter().map(Table::bytes).sum::<usize>() as f64 / MIB;
+        let bytes = self.tables.iter().map(TpchTable::bytes).sum::<usize>() as f64 / MIB;
         let (scale, queries, rounds) = (self.scale, self.queries.len(), self.rounds);
         format!(
             "scale factor {scale}, {bytes:.0} MiB of tables, {queries} queries, {rounds} rounds"
@@ -74,7 +74,7 @@ impl Lab {
 
     /// Runs all queries once, and compares their answers. The tables' allocator is not used
     /// meanwhile, so its metadata is not accessed, wherever it is.
-    pub(crate) async fn round(&self, far: Option<&Far>) -> Result<Vec<Cost>> {
+    pub(crate) async fn round(&self, far: Option<&Far>) -> Result<Vec<WorkCost>> {
         let place = if far.is_some() { "far memory" } else { "DRAM" };
         let engine = far.map_or(&self.near, |far| &far.engine);
         let counts = || far.map_or(Ok(Default::default()), Far::counts);
@@ -82,10 +82,10 @@ impl Lab {
         let mut costs = Vec::new();
         for (number, expected) in self.queries.iter().zip(&self.expected) {
             self.tell(format!("query {number} in {place}"));
-            let (stats_before, before, began) = (stats()?, counts()?, Moment::now());
+            let (stats_before, before, began) = (stats()?, counts()?, CostMark::now());
             let answer = engine.ask(*number).await?;
             let (cost, after) = (began.cost(), counts()?);
-            costs.push(Cost {
+            costs.push(WorkCost {
                 tables: after[0].since(&before[0]),
                 intermediates: after[1].since(&before[1]),
                 ..cost
@@ -134,12 +134,12 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// The median over rounds of what a round costs.
-pub(crate) fn median_of(rounds: &Rounds, cost: impl Fn(&Cost) -> f64) -> f64 {
+pub(crate) fn median_of(rounds: &Rounds, cost: impl Fn(&WorkCost) -> f64) -> f64 {
     median(rounds.iter().map(|round| round.iter().map(&cost).sum()).collect())
 }
 
 /// The mean of a round of a count.
-pub(crate) fn mean(rounds: &Rounds, count: impl Fn(&Cost) -> f64) -> f64 {
+pub(crate) fn mean(rounds: &Rounds, count: impl Fn(&WorkCost) -> f64) -> f64 {
     rounds.iter().flatten().map(count).sum::<f64>() / rounds.len() as f64
 }
 

@@ -37,45 +37,45 @@ use std::path::PathBuf;
 /// What queries make goes to an arena only while a thread is in a scope, which `--intermediates`
 /// begins.
 #[global_allocator]
-static GLOBAL: FarGlobal<System> = FarGlobal::new(System, LEAST_FAR_BYTES);
+static GLOBAL: FarGlobal<System> = FarGlobal::new(System, MIN_FAR_BYTES);
 
 /// The least size of allocations of queries that can be far.
-pub(crate) const LEAST_FAR_BYTES: usize = 64 << 10;
+pub(crate) const MIN_FAR_BYTES: usize = 64 << 10;
 
 /// Runs TPC-H with its tables in far memory.
 #[derive(Parser, Debug)]
 #[command(version)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: TpchCommand,
 }
 
 #[derive(Subcommand, Debug)]
-enum Command {
+enum TpchCommand {
     /// Runs the queries with one setting, and prints their costs beside those in DRAM.
     Run {
         #[command(flatten)]
-        work: Work,
+        work: TpchWork,
         #[command(flatten)]
         setting: Setting,
     },
     /// Runs the queries over each transport, by each provider of faults, and compares the answers.
     Check {
         #[command(flatten)]
-        work: Work,
+        work: TpchWork,
         #[command(flatten)]
         setting: Setting,
     },
     /// Runs the queries with many settings: the figures 5 to 7 of the paper, and what follows.
     Figures {
         #[command(flatten)]
-        work: Work,
+        work: TpchWork,
         /// Figures to run, by their names; all if none is given.
         #[arg(long, value_delimiter = ',', value_enum)]
-        only: Vec<figures::Figure>,
+        only: Vec<figures::TpchFigure>,
         /// What is adjacent in far memory.
-        #[arg(long, value_enum, default_value_t = Layout::Columns)]
-        layout: Layout,
+        #[arg(long, value_enum, default_value_t = TableOrder::Columns)]
+        layout: TableOrder,
         /// Writes a CSV file and a plot of each figure to this folder.
         #[arg(long)]
         out: Option<PathBuf>,
@@ -84,12 +84,12 @@ enum Command {
     /// memory of the process's control group.
     Dram {
         #[command(flatten)]
-        work: Work,
+        work: TpchWork,
     },
     /// Stops and kills the memory server of another process under running queries.
     Death {
         #[command(flatten)]
-        work: Work,
+        work: TpchWork,
         #[command(flatten)]
         setting: Setting,
     },
@@ -103,7 +103,7 @@ enum Command {
 
 /// What is run.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Work {
+pub(crate) struct TpchWork {
     /// Scale factor: about so many GB of data.
     #[arg(long, default_value_t = 0.1)]
     scale: f64,
@@ -122,8 +122,8 @@ pub(crate) struct Work {
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Setting {
     /// Where the allocator's metadata is; `pinned` has room for twice as much as it takes.
-    #[arg(long, value_enum, default_value_t = Place::Separated)]
-    metadata: Place,
+    #[arg(long, value_enum, default_value_t = TpchPlace::Separated)]
+    metadata: TpchPlace,
     /// Size of a page in KiB, a power of two from 4 to 1024.
     #[arg(long, default_value_t = 256)]
     page: usize,
@@ -137,14 +137,14 @@ pub(crate) struct Setting {
     #[arg(long, default_value_t = 0)]
     decay: u32,
     /// How memory servers are reached.
-    #[arg(long, value_enum, default_value_t = Transport::Tcp)]
-    transport: Transport,
+    #[arg(long, value_enum, default_value_t = TpchTransport::Tcp)]
+    transport: TpchTransport,
     /// How faults are noticed; if it is not given, as the machine allows.
     #[arg(long, value_enum)]
-    provider: Option<Faults>,
+    provider: Option<FaultChoice>,
     /// What is adjacent in far memory.
-    #[arg(long, value_enum, default_value_t = Layout::Columns)]
-    layout: Layout,
+    #[arg(long, value_enum, default_value_t = TableOrder::Columns)]
+    layout: TableOrder,
     /// What is done with each batch of a table before the engine gets it.
     #[arg(long, value_enum, default_value_t = Batches::Load)]
     batches: Batches,
@@ -167,14 +167,14 @@ impl Setting {
     /// A buffer of 20% in pages of this size, and metadata in other memory.
     pub(crate) fn usual(page: usize) -> Self {
         Self {
-            metadata: Place::Separated,
+            metadata: TpchPlace::Separated,
             page,
             buffer: 20,
             retain: false,
             decay: 0,
-            transport: Transport::Tcp,
+            transport: TpchTransport::Tcp,
             provider: None,
-            layout: Layout::Columns,
+            layout: TableOrder::Columns,
             batches: Batches::Load,
             no_ahead: false,
             intermediates: false,
@@ -199,7 +199,7 @@ pub(crate) enum Batches {
 
 /// The order in which tables are copied to far memory, and so their order there.
 #[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub(crate) enum TableOrder {
     /// One batch after the other, with all its columns, as in the paper.
     Batches,
     /// One column after the other, of all batches: a query reads whole sequences of pages.
@@ -208,28 +208,28 @@ pub(crate) enum Layout {
 
 /// A provider of faults.
 #[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
-pub(crate) enum Faults {
+pub(crate) enum FaultChoice {
     Userfaultfd,
     Signal,
 }
 
-impl From<Faults> for FaultProvider {
-    fn from(faults: Faults) -> Self {
+impl From<FaultChoice> for FaultProvider {
+    fn from(faults: FaultChoice) -> Self {
         match faults {
-            Faults::Userfaultfd => Self::Userfaultfd,
-            Faults::Signal => Self::Signal,
+            FaultChoice::Userfaultfd => Self::Userfaultfd,
+            FaultChoice::Signal => Self::Signal,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum TpchPlace {
     Together,
     Separated,
     Pinned,
 }
 
-impl Place {
+impl TpchPlace {
     /// The setting of an arena for this many bytes of columns, of 8 KiB or more each.
     fn metadata(self, bytes: usize) -> Metadata {
         match self {
@@ -241,7 +241,7 @@ impl Place {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
-pub(crate) enum Transport {
+pub(crate) enum TpchTransport {
     Local,
     Tcp,
     Shm,
@@ -251,15 +251,15 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(async {
         match Cli::parse().command {
-            Command::Run { work, setting } => figures::run(&work, setting).await,
-            Command::Check { work, setting } => figures::check(&work, setting).await,
-            Command::Figures { work, only, layout, out } => {
+            TpchCommand::Run { work, setting } => figures::run(&work, setting).await,
+            TpchCommand::Check { work, setting } => figures::check(&work, setting).await,
+            TpchCommand::Figures { work, only, layout, out } => {
                 let output = report::Output { folder: out, layout, caption: String::new() };
                 figures::all(&work, &only, output).await
             }
-            Command::Dram { work } => figures::dram(&work).await,
-            Command::Death { work, setting } => death::run(&work, setting).await,
-            Command::MemoryServer { mib } => death::be_server(mib),
+            TpchCommand::Dram { work } => figures::dram(&work).await,
+            TpchCommand::Death { work, setting } => death::run(&work, setting).await,
+            TpchCommand::MemoryServer { mib } => death::be_server(mib),
         }
     })
 }

@@ -1,7 +1,7 @@
 //! Figures as tables on the terminal, CSV files and plots.
 
 use crate::plot::{Axes, Axis, Bars, Curve, Plot};
-use crate::{Layout, Setting};
+use crate::{TableOrder, Setting};
 use anyhow::{Context, Result};
 use comfy_table::presets::ASCII_MARKDOWN;
 use std::fs;
@@ -52,7 +52,7 @@ impl Sheet {
 pub(crate) struct Output {
     pub(crate) folder: Option<PathBuf>,
     /// The order of the tables in far memory.
-    pub(crate) layout: Layout,
+    pub(crate) layout: TableOrder,
     /// The conditions of all measurements.
     pub(crate) caption: String,
 }

@@ -7,10 +7,10 @@
 //! ```
 
 use farleaf::Index;
-use farleaf_cluster::client::{Connection, ConnectionConfig};
+use farleaf_cluster::client::{ClusterConnection, ConnectionConfig};
 use farleaf_cluster::config::read_token;
-use farleaf_cluster::launch::Folder;
-use farleaf_fabric::provider::Clock;
+use farleaf_cluster::launch::LauncherFolder;
+use farleaf_fabric::provider::ClusterClock;
 use farleaf_index::{IndexError, RangeIndex};
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// One way to do the gets. Each call runs a round and returns its time in nanoseconds.
 type Way<'a> = (&'a str, Box<dyn Fn() -> u64 + 'a>);
 
-async fn gets(index: &Index, clock: &Clock) -> u64 {
+async fn gets(index: &Index, clock: &ClusterClock) -> u64 {
     let start_ns = clock.now_ns();
     for key in 0..GETS {
         assert_eq!(index.get(key).await.expect("the cluster serves"), Some(key));
@@ -39,12 +39,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("give the folder of a running cluster: latency /tmp/farleaf");
         return Ok(());
     };
-    let clock = Clock::start();
+    let clock = ClusterClock::start();
     let index = farleaf::connect(&dir)?;
     index.upsert_all((0..GETS).map(|key| (key, key)).collect::<Vec<_>>()).wait()?;
 
-    let folder = Folder(dir.into());
-    let connection: Connection = Connection::open(&ConnectionConfig {
+    let folder = LauncherFolder(dir.into());
+    let connection: ClusterConnection = ClusterConnection::open(&ConnectionConfig {
         cluster: "default".to_owned(),
         catalog: folder.catalog()?,
         token: read_token(&folder.token())?,

@@ -4,7 +4,7 @@
 //! It uses the crates below `farleaf`: `farleaf-dex` has the design and `farleaf-bench` the
 //! driver.
 
-use farleaf_bench::driver::{Amount, Reshaping, Run, Testbed};
+use farleaf_bench::driver::{BenchRun, Reshaping, Testbed, WorkAmount};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
 use farleaf_dex::cache::CacheOptions;
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .with(OperationKind::Get, 80)
         .with(OperationKind::Upsert, 15)
         .with(OperationKind::scan(20), 5);
-    let run = Run {
+    let run = BenchRun {
         stream: StreamConfig {
             mix,
             distribution: Distribution::Zipfian { theta: 0.8 },
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         },
         compute_servers: 2,
         threads: 2,
-        amount: Amount::Operations(50_000),
+        amount: WorkAmount::Operations(50_000),
         shift: None,
         timeline: None,
         batch: 1,

@@ -6,7 +6,7 @@
 //! *Thread safety*: one thread at a time.
 
 use farleaf_fabric::endpoint::FOREIGN;
-use farleaf_fabric::provider::Clock;
+use farleaf_fabric::provider::ClusterClock;
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -18,7 +18,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 #[derive(Debug)]
 pub(crate) struct Alarm {
     timer: OwnedFd,
-    clock: Clock,
+    clock: ClusterClock,
     /// When it goes off; 0 if it is not set.
     armed_ns: u64,
 }
@@ -30,7 +30,7 @@ impl Alarm {
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
         let data = epoll::EventData::new_u64(FOREIGN);
         epoll::add(epoll, &timer, data, epoll::EventFlags::IN)?;
-        Ok(Self { timer, clock: Clock::start(), armed_ns: 0 })
+        Ok(Self { timer, clock: ClusterClock::start(), armed_ns: 0 })
     }
 
     pub(crate) fn now_ns(&self) -> u64 {

@@ -5,8 +5,8 @@
 //! - An engine is built by a closure that is `Send`, so it captures no `Rc`: every `Rc` in an
 //!   engine was created by that closure or later by the engine itself.
 //! - Only [`Confined::with`] accesses the engine, through `&mut`, so only one thread at a time
-//!   does, and the lock of [`crate::cores::Core`] orders these accesses. Its closure and its result
-//!   are `Send`, so no `Rc` enters or leaves.
+//!   does, and the lock of [`crate::cores::EngineSlot`] orders these accesses. Its closure and its
+//!   result are `Send`, so no `Rc` enters or leaves.
 //! - Anything else that an engine gives to other threads is `Send` by its type: wakers, and the
 //!   `Arc`s of a connection.
 //! - The one hole in these types would be a thread-local variable in which an engine kept an `Rc`.
@@ -17,33 +17,36 @@
 
 #![expect(unsafe_code, reason = "the argument is above")]
 
-use crate::data::Data;
-use crate::engine::Engine;
+use crate::data::KeyKind;
+use crate::engine::AnyEngine;
 use std::fmt;
 
 /// An engine that any thread may use, one at a time.
-pub(crate) struct Confined<K: ?Sized + Data>(Box<dyn Engine<K>>);
+pub(crate) struct Confined<K: ?Sized + KeyKind>(Box<dyn AnyEngine<K>>);
 
 // SAFETY: all `Rc`s that an engine reaches are reached by it alone, as the module's head argues, so
 // they move to another thread together.
-unsafe impl<K: ?Sized + Data> Send for Confined<K> {}
+unsafe impl<K: ?Sized + KeyKind> Send for Confined<K> {}
 
-impl<K: ?Sized + Data> fmt::Debug for Confined<K> {
+impl<K: ?Sized + KeyKind> fmt::Debug for Confined<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Confined")
     }
 }
 
-impl<K: ?Sized + Data> Confined<K> {
+impl<K: ?Sized + KeyKind> Confined<K> {
     /// Builds an engine.
     pub(crate) fn new<E: Send>(
-        build: impl FnOnce() -> Result<Box<dyn Engine<K>>, E> + Send,
+        build: impl FnOnce() -> Result<Box<dyn AnyEngine<K>>, E> + Send,
     ) -> Result<Self, E> {
         build().map(Self)
     }
 
     /// Uses the engine.
-    pub(crate) fn with<T: Send>(&mut self, act: impl FnOnce(&mut dyn Engine<K>) -> T + Send) -> T {
+    pub(crate) fn with<T: Send>(
+        &mut self,
+        act: impl FnOnce(&mut dyn AnyEngine<K>) -> T + Send,
+    ) -> T {
         act(&mut *self.0)
     }
 }

@@ -1,15 +1,15 @@
 //! An index in a running cluster.
 
-use crate::cores::{Core, Cores};
-use crate::data::Data;
-use crate::engine::{Engine, Machine};
-use crate::error::{Cause, Error};
+use crate::cores::{EnginePool, EngineSlot};
+use crate::data::KeyKind;
+use crate::engine::{AnyEngine, DriverEngine};
+use crate::error::{Error, ErrorCause};
 use crate::index::Index;
 use farleaf_cluster::catalog::CatalogAddress;
-use farleaf_cluster::client::{Connection, ConnectionConfig, Located};
+use farleaf_cluster::client::{ClusterConnection, ConnectionConfig, Located};
 use farleaf_cluster::config::read_token;
 use farleaf_cluster::error::ProgramError;
-use farleaf_cluster::launch::Folder;
+use farleaf_cluster::launch::LauncherFolder;
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_fabric::executor::Executor;
 use farleaf_fabric::handshake::Token;
@@ -22,7 +22,7 @@ use std::time::Duration;
 /// sends several requests.
 const REQUESTS_PER_OPERATION: usize = 2;
 /// Each operation takes scratch memory of its connection.
-const MOST_OPERATIONS: usize = 16_384;
+const MAX_OPERATIONS: usize = 16_384;
 
 #[derive(Clone, Debug)]
 enum Secret {
@@ -106,7 +106,7 @@ impl ConnectOptions {
         let (address, token) = match address {
             Some(Ok(address)) if !self.place.is_dir() => (address, None),
             _ => {
-                let folder = Folder(self.place.clone());
+                let folder = LauncherFolder(self.place.clone());
                 (folder.catalog()?, Some(Secret::File(folder.token())))
             }
         };
@@ -175,11 +175,11 @@ pub fn connect_bytes(options: impl Into<ConnectOptions>) -> Result<Index<[u8]>, 
 fn located(options: &ConnectOptions) -> Result<Located, Error> {
     if options.connections == 0
         || options.depth == 0
-        || options.depth > MOST_OPERATIONS
+        || options.depth > MAX_OPERATIONS
         || options.deadline.is_zero()
     {
         let why = "deadline, depth and connections must not be 0, nor the depth more than 16384";
-        return Err(Error::Invalid(Cause::text(why)));
+        return Err(Error::Invalid(ErrorCause::text(why)));
     }
     apart(|| options.locate())
 }
@@ -187,16 +187,16 @@ fn located(options: &ConnectOptions) -> Result<Located, Error> {
 fn index_of<L, K>(located: Located, options: &ConnectOptions) -> Result<Index<K>, Error>
 where
     L: ClusterLayout<Key = K, Value = K>,
-    K: ?Sized + Data,
+    K: ?Sized + KeyKind,
 {
     let connection = Arc::new(apart(|| located.connect::<L>())?);
     let core = |number| {
         let connection = Arc::clone(&connection);
         let depth = options.depth;
-        Core::new(move || engine(&connection, number, depth))
+        EngineSlot::new(move || engine(&connection, number, depth))
     };
     let cores = (0..options.connections).map(core).collect::<Result<_, _>>()?;
-    Ok(Index::new(Cores::new(cores)))
+    Ok(Index::new(EnginePool::new(cores)))
 }
 
 /// Queries the catalog. Inside a tokio runtime, it uses a separate thread: the etcd client blocks
@@ -213,16 +213,16 @@ fn apart<T: Send>(ask: impl FnOnce() -> Result<T, ProgramError> + Send) -> Resul
 }
 
 fn engine<L, K>(
-    connection: &Connection<L>,
+    connection: &ClusterConnection<L>,
     number: usize,
     depth: usize,
-) -> Result<Box<dyn Engine<K>>, Error>
+) -> Result<Box<dyn AnyEngine<K>>, Error>
 where
     L: ClusterLayout<Key = K, Value = K>,
-    K: ?Sized + Data,
+    K: ?Sized + KeyKind,
 {
     let system = |error| Error::system("cannot open an endpoint", error);
     let driver = connection.driver().map_err(system)?;
     let client = connection.client(&driver, number).map_err(system)?;
-    Ok(Box::new(Machine::new(Executor::new(), client, driver, depth)?))
+    Ok(Box::new(DriverEngine::new(Executor::new(), client, driver, depth)?))
 }

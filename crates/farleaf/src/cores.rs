@@ -15,13 +15,13 @@
 //! *Thread safety*: any number of threads.
 
 use crate::confined::Confined;
-use crate::data::Data;
-use crate::engine::{Engine, Turned};
-use crate::error::{Cause, Error};
-use crate::request::{Outcome, Request};
+use crate::data::KeyKind;
+use crate::engine::{AnyEngine, TurnOutcome};
+use crate::error::{Error, ErrorCause};
+use crate::request::{IndexRequest, RequestOutcome};
 use crate::runtime::Runtimes;
-use crate::slot::{Reply, Slot};
-use crate::threads::Threads;
+use crate::slot::{CallerReply, CallerSlot};
+use crate::threads::WaitingThreads;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -38,21 +38,21 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// One engine, and its waiters.
 #[derive(Debug)]
-pub(crate) struct Core<K: ?Sized + Data> {
+pub(crate) struct EngineSlot<K: ?Sized + KeyKind> {
     engine: Mutex<Option<Confined<K>>>,
     /// Number of operations in flight after the last turn.
     live: AtomicUsize,
     /// Readable when a turn is due.
     pub(crate) descriptor: OwnedFd,
     unparker: Waker,
-    pub(crate) threads: Threads,
+    pub(crate) threads: WaitingThreads,
     pub(crate) runtimes: Runtimes,
 }
 
-impl<K: ?Sized + Data> Core<K> {
+impl<K: ?Sized + KeyKind> EngineSlot<K> {
     /// Creates a core with the engine that `build` returns.
     pub(crate) fn new(
-        build: impl FnOnce() -> Result<Box<dyn Engine<K>>, Error> + Send,
+        build: impl FnOnce() -> Result<Box<dyn AnyEngine<K>>, Error> + Send,
     ) -> Result<Self, Error> {
         let mut engine = Confined::new(build)?;
         let parts = engine.with(|engine| -> io::Result<_> {
@@ -65,7 +65,7 @@ impl<K: ?Sized + Data> Core<K> {
             live: AtomicUsize::new(0),
             descriptor,
             unparker,
-            threads: Threads::new().map_err(system)?,
+            threads: WaitingThreads::new().map_err(system)?,
             runtimes: Runtimes::default(),
         })
     }
@@ -74,8 +74,8 @@ impl<K: ?Sized + Data> Core<K> {
     fn with(
         &self,
         mut engine: MutexGuard<'_, Option<Confined<K>>>,
-        act: impl FnOnce(&mut dyn Engine<K>) -> Turned + Send,
-    ) -> Option<Turned> {
+        act: impl FnOnce(&mut dyn AnyEngine<K>) -> TurnOutcome + Send,
+    ) -> Option<TurnOutcome> {
         let confined = engine.as_mut()?;
         let turned = catch_unwind(AssertUnwindSafe(|| confined.with(act)));
         match turned {
@@ -99,31 +99,31 @@ impl<K: ?Sized + Data> Core<K> {
         }
     }
 
-    fn turn_with(&self, engine: MutexGuard<'_, Option<Confined<K>>>) -> Turned {
-        let nothing = Turned { is_idle: true, is_quiet: true, live: 0 };
+    fn turn_with(&self, engine: MutexGuard<'_, Option<Confined<K>>>) -> TurnOutcome {
+        let nothing = TurnOutcome { is_idle: true, is_quiet: true, live: 0 };
         self.with(engine, |engine| engine.turn()).unwrap_or(nothing)
     }
 }
 
 /// An operation that has begun.
 #[derive(Debug)]
-pub(crate) struct Begun<K: ?Sized + Data> {
+pub(crate) struct BegunOperation<K: ?Sized + KeyKind> {
     pub(crate) core: usize,
-    slot: Arc<Slot<K>>,
+    slot: Arc<CallerSlot<K>>,
 }
 
 /// The state that all clones of a handle share.
 #[derive(Debug)]
-pub(crate) struct Cores<K: ?Sized + Data> {
-    cores: Box<[Core<K>]>,
+pub(crate) struct EnginePool<K: ?Sized + KeyKind> {
+    cores: Box<[EngineSlot<K>]>,
 }
 
-impl<K: ?Sized + Data> Cores<K> {
-    pub(crate) fn new(cores: Vec<Core<K>>) -> Self {
+impl<K: ?Sized + KeyKind> EnginePool<K> {
+    pub(crate) fn new(cores: Vec<EngineSlot<K>>) -> Self {
         Self { cores: cores.into() }
     }
 
-    pub(crate) fn core(&self, number: usize) -> &Core<K> {
+    pub(crate) fn core(&self, number: usize) -> &EngineSlot<K> {
         &self.cores[number]
     }
 
@@ -144,23 +144,23 @@ impl<K: ?Sized + Data> Cores<K> {
     }
 
     /// Begins an operation and runs it until it has to wait.
-    pub(crate) fn begin(&self, request: Request<K>) -> Begun<K> {
-        let slot = Arc::new(Slot::default());
+    pub(crate) fn begin(&self, request: IndexRequest<K>) -> BegunOperation<K> {
+        let slot = Arc::new(CallerSlot::default());
         let (number, engine) = self.pick();
         let core = &self.cores[number];
         if engine.is_none() {
             let why = "an earlier operation has panicked; open the index again";
-            Reply::new(&slot).send(Err(Error::Unavailable(Cause::text(why))));
-            return Begun { core: number, slot };
+            CallerReply::new(&slot).send(Err(Error::Unavailable(ErrorCause::text(why))));
+            return BegunOperation { core: number, slot };
         }
-        let reply = Reply::new(&slot);
+        let reply = CallerReply::new(&slot);
         core.with(engine, move |engine| engine.start(request, reply));
-        Begun { core: number, slot }
+        BegunOperation { core: number, slot }
     }
 
     /// Turns a core, and returns the result. If the core still has operations in flight, also turns
     /// the other cores: an operation may be waiting for one that was abandoned there.
-    pub(crate) fn turn(&self, number: usize) -> Turned {
+    pub(crate) fn turn(&self, number: usize) -> TurnOutcome {
         let core = &self.cores[number];
         let turned = core.turn_with(lock(&core.engine));
         if turned.live > 0 {
@@ -182,17 +182,17 @@ impl<K: ?Sized + Data> Cores<K> {
     }
 }
 
-impl<K: ?Sized + Data> Begun<K> {
-    pub(crate) fn take(&self) -> Option<Outcome<K>> {
+impl<K: ?Sized + KeyKind> BegunOperation<K> {
+    pub(crate) fn take(&self) -> Option<RequestOutcome<K>> {
         self.slot.take()
     }
 
-    pub(crate) fn take_or_wake(&self, waker: &Waker) -> Option<Outcome<K>> {
+    pub(crate) fn take_or_wake(&self, waker: &Waker) -> Option<RequestOutcome<K>> {
         self.slot.take_or_wake(waker)
     }
 }
 
-impl<K: ?Sized + Data> Drop for Cores<K> {
+impl<K: ?Sized + KeyKind> Drop for EnginePool<K> {
     fn drop(&mut self) {
         for core in &self.cores {
             core.runtimes.end();
@@ -208,20 +208,20 @@ mod tests {
     use std::os::fd::{AsFd, BorrowedFd};
 
     /// An engine that panics on every operation except lookups of 1, which it never answers.
-    struct Fragile {
+    struct PanickingEngine {
         epoll: OwnedFd,
-        held: Vec<Reply<u64>>,
+        held: Vec<CallerReply<u64>>,
     }
 
-    impl Engine<u64> for Fragile {
-        fn start(&mut self, request: Request<u64>, reply: Reply<u64>) -> Turned {
-            assert!(matches!(request, Request::Get(1)), "this engine fails");
+    impl AnyEngine<u64> for PanickingEngine {
+        fn start(&mut self, request: IndexRequest<u64>, reply: CallerReply<u64>) -> TurnOutcome {
+            assert!(matches!(request, IndexRequest::Get(1)), "this engine fails");
             self.held.push(reply);
             self.turn()
         }
 
-        fn turn(&mut self) -> Turned {
-            Turned { is_idle: true, is_quiet: true, live: self.held.len() }
+        fn turn(&mut self) -> TurnOutcome {
+            TurnOutcome { is_idle: true, is_quiet: true, live: self.held.len() }
         }
 
         fn descriptor(&self) -> BorrowedFd<'_> {
@@ -235,15 +235,16 @@ mod tests {
 
     #[test]
     fn an_engine_that_panics_answers_everything() {
-        let core = Core::new(|| {
+        let core = EngineSlot::new(|| {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-            Ok(Box::new(Fragile { epoll, held: Vec::new() }))
+            Ok(Box::new(PanickingEngine { epoll, held: Vec::new() }))
         });
-        let cores = Cores::new(vec![core.unwrap()]);
-        let (first, second) = (cores.begin(Request::Get(1)), cores.begin(Request::Get(1)));
+        let cores = EnginePool::new(vec![core.unwrap()]);
+        let (first, second) =
+            (cores.begin(IndexRequest::Get(1)), cores.begin(IndexRequest::Get(1)));
         let outcome = std::thread::scope(|scope| {
             let waits = scope.spawn(|| threads::wait(&cores, &first));
-            let failed = cores.begin(Request::Flush);
+            let failed = cores.begin(IndexRequest::Flush);
             let outcome = threads::wait(&cores, &failed);
             for outcome in [waits.join().unwrap(), threads::wait(&cores, &second)] {
                 assert!(matches!(outcome, Err(Error::Indeterminate(_))), "{outcome:?}");
@@ -251,7 +252,7 @@ mod tests {
             outcome
         });
         assert!(outcome.unwrap_err().is_indeterminate());
-        let later = threads::wait(&cores, &cores.begin(Request::Get(1)));
+        let later = threads::wait(&cores, &cores.begin(IndexRequest::Get(1)));
         assert!(matches!(later, Err(Error::Unavailable(_))), "{later:?}");
     }
 }

@@ -15,7 +15,7 @@ mod sealed {
 ///
 /// Byte strings are ordered byte by byte, with a prefix before any longer string, and may be empty.
 /// Operations return them as `Vec<u8>`.
-pub trait Data:
+pub trait KeyKind:
     sealed::Sealed
     + Ord
     + Debug
@@ -24,23 +24,23 @@ pub trait Data:
 {
 }
 
-impl Data for u64 {}
-impl Data for [u8] {}
+impl KeyKind for u64 {}
+impl KeyKind for [u8] {}
 
 /// A key or value argument of an operation: a `u64`, or anything that contains bytes, such as
 /// `&[u8]`, `Vec<u8>`, `&str` and `b"bytes"`.
-pub trait Given<K: ?Sized + Data> {
+pub trait IntoKey<K: ?Sized + KeyKind> {
     /// The key or value.
     fn owned(self) -> K::Owned;
 }
 
-impl Given<u64> for u64 {
+impl IntoKey<u64> for u64 {
     fn owned(self) -> u64 {
         self
     }
 }
 
-impl<T: AsRef<[u8]>> Given<[u8]> for T {
+impl<T: AsRef<[u8]>> IntoKey<[u8]> for T {
     fn owned(self) -> Vec<u8> {
         self.as_ref().to_vec()
     }

@@ -1,11 +1,11 @@
 //! An index in this process: its memory servers, its cache, and its engines.
 
-use crate::cores::{Core, Cores};
-use crate::data::Data;
-use crate::engine::{Engine, InProcess, Machine};
-use crate::error::{Cause, Error};
+use crate::cores::{EnginePool, EngineSlot};
+use crate::data::KeyKind;
+use crate::engine::{AnyEngine, DriverEngine, InProcess};
+use crate::error::{Error, ErrorCause};
 use crate::index::Index;
-use crate::request::Served;
+use crate::request::RequestServer;
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::executor::Executor;
@@ -96,10 +96,10 @@ const PAGE_BYTES: usize = 1024;
 /// Pools are whole multiples of this.
 const POOL_ALIGN: u64 = 4096;
 /// More threads than any machine has.
-const MOST_ENGINES: usize = 4096;
+const MAX_ENGINES: usize = 4096;
 
 fn invalid(why: &str) -> Error {
-    Error::Invalid(Cause::text(why))
+    Error::Invalid(ErrorCause::text(why))
 }
 
 impl Embedded {
@@ -138,14 +138,14 @@ fn index_of<L, D, K>(
 ) -> Result<Index<K>, Error>
 where
     L: Layout<Key = K, Value = K>,
-    D: Design<L, Index<AnyFabric>: Served<K>>,
-    K: ?Sized + Data,
+    D: Design<L, Index<AnyFabric>: RequestServer<K>>,
+    K: ?Sized + KeyKind,
 {
     let EmbeddedOptions { memory_bytes, memory_servers, cache_bytes, engines, .. } = options;
     if memory_servers == 0 || memory_servers > ServerId::LIMIT {
         return Err(invalid("an embedded index needs at least one memory server"));
     }
-    if engines == 0 || engines > MOST_ENGINES {
+    if engines == 0 || engines > MAX_ENGINES {
         return Err(invalid("an embedded index needs 1 to 4096 engines"));
     }
     let pool_bytes = memory_bytes / u64::from(memory_servers) / POOL_ALIGN * POOL_ALIGN;
@@ -153,7 +153,7 @@ where
     let config = MemoryServerConfig { pool_bytes, ..MemoryServerConfig::default() };
     let servers = (0..memory_servers).map(|number| {
         let server = MemoryServer::<L>::new(ServerId::new(number), &config);
-        server.map(Arc::new).map_err(|error| Error::Invalid(Cause::of(error)))
+        server.map(Arc::new).map_err(|error| Error::Invalid(ErrorCause::of(error)))
     });
     let servers = servers.collect::<Result<Vec<_>, _>>()?;
     let system = |error| Error::system("cannot create an embedded index", error);
@@ -165,21 +165,21 @@ where
     cluster.try_run_one(async |fabric| D::create(&fabric, &options).await).map_err(system)??;
     let core = |number| {
         let (cluster, compute) = (Arc::clone(&cluster), compute.clone());
-        Core::new(move || engine::<L, D, K>(&cluster, &compute, number))
+        EngineSlot::new(move || engine::<L, D, K>(&cluster, &compute, number))
     };
     let cores = (0..engines).map(core).collect::<Result<_, _>>()?;
-    Ok(Index::new(Cores::new(cores)))
+    Ok(Index::new(EnginePool::new(cores)))
 }
 
 fn engine<L, D, K>(
     cluster: &LocalCluster<MemoryServer<L>>,
     compute: &D::Compute,
     number: usize,
-) -> Result<Box<dyn Engine<K>>, Error>
+) -> Result<Box<dyn AnyEngine<K>>, Error>
 where
     L: Layout<Key = K, Value = K>,
-    D: Design<L, Index<AnyFabric>: Served<K>>,
-    K: ?Sized + Data,
+    D: Design<L, Index<AnyFabric>: RequestServer<K>>,
+    K: ?Sized + KeyKind,
 {
     let system = |error| Error::system("cannot create an engine", error);
     let driver = InProcess::new(cluster.driver()).map_err(system)?;
@@ -187,5 +187,5 @@ where
     let mut executor = Executor::new();
     let opened = executor.complete(&driver, async move { D::open(fabric, &compute).await });
     let index = opened.ok_or_else(|| invalid("the index did not open"))??;
-    Ok(Box::new(Machine::new(executor, index, driver, usize::MAX)?))
+    Ok(Box::new(DriverEngine::new(executor, index, driver, usize::MAX)?))
 }

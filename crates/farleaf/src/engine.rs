@@ -3,13 +3,13 @@
 //! *Thread safety*: none; [`crate::confined`] makes it safe to use from several threads.
 
 use crate::alarm::Alarm;
-use crate::data::Data;
+use crate::data::KeyKind;
 use crate::error::Error;
-use crate::request::{Request, Served, serve};
-use crate::slot::Reply;
+use crate::request::{IndexRequest, RequestServer, serve};
+use crate::slot::CallerReply;
 use farleaf_fabric::AnyFabric;
 use farleaf_fabric::endpoint::FOREIGN;
-use farleaf_fabric::executor::{Driver, Executor, Progress, Requests, Turn};
+use farleaf_fabric::executor::{Driver, DriverProgress, Executor, ExecutorRequests, TurnState};
 use farleaf_fabric::local::LocalDriver;
 use farleaf_fabric::provider::WakeFd;
 use farleaf_fabric::tcp::TcpDriver;
@@ -24,14 +24,14 @@ use std::task::{Wake, Waker};
 
 /// Maximum number of task polls in one turn, so that a turn ends even if its tasks only yield to
 /// each other.
-const MOST_POLLS: usize = 256;
+const MAX_POLLS: usize = 256;
 /// If the sockets have not been polled for this long, in nanoseconds, they are polled before an
 /// operation begins, so that a connection that its server has closed is reopened first.
 const STALE_NS: u64 = 1_000_000;
 
 /// The state after a turn.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Turned {
+pub(crate) struct TurnOutcome {
     /// Whether all tasks wait.
     pub(crate) is_idle: bool,
     /// Whether the turn received nothing.
@@ -41,12 +41,12 @@ pub(crate) struct Turned {
 }
 
 /// An engine of any kind.
-pub(crate) trait Engine<K: ?Sized + Data> {
+pub(crate) trait AnyEngine<K: ?Sized + KeyKind> {
     /// Begins an operation, then turns the engine.
-    fn start(&mut self, request: Request<K>, reply: Reply<K>) -> Turned;
+    fn start(&mut self, request: IndexRequest<K>, reply: CallerReply<K>) -> TurnOutcome;
 
     /// Receives everything that has arrived, and runs tasks until they wait.
-    fn turn(&mut self) -> Turned;
+    fn turn(&mut self) -> TurnOutcome;
 
     /// The descriptor that is readable when a turn is due.
     fn descriptor(&self) -> BorrowedFd<'_>;
@@ -56,12 +56,12 @@ pub(crate) trait Engine<K: ?Sized + Data> {
 }
 
 /// A driver that waits for a single descriptor.
-pub(crate) trait Parking: Driver {
+pub(crate) trait ParkedDriver: Driver {
     /// An epoll descriptor that is readable when the driver has something to do.
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-impl Parking for TcpDriver {
+impl ParkedDriver for TcpDriver {
     fn descriptor(&self) -> BorrowedFd<'_> {
         TcpDriver::descriptor(self)
     }
@@ -69,12 +69,12 @@ impl Parking for TcpDriver {
 
 /// Ends a wait for an engine without sockets.
 #[derive(Debug)]
-struct Unparker {
+struct EngineUnparker {
     descriptor: WakeFd,
     is_set: AtomicBool,
 }
 
-impl Wake for Unparker {
+impl Wake for EngineUnparker {
     fn wake(self: Arc<Self>) {
         if !self.is_set.swap(true, Ordering::AcqRel) {
             self.descriptor.wake();
@@ -88,13 +88,14 @@ impl Wake for Unparker {
 pub(crate) struct InProcess {
     driver: LocalDriver,
     epoll: OwnedFd,
-    unparker: Arc<Unparker>,
+    unparker: Arc<EngineUnparker>,
 }
 
 impl InProcess {
     pub(crate) fn new(driver: LocalDriver) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let unparker = Unparker { descriptor: WakeFd::new()?, is_set: AtomicBool::new(false) };
+        let unparker =
+            EngineUnparker { descriptor: WakeFd::new()?, is_set: AtomicBool::new(false) };
         let data = epoll::EventData::new_u64(FOREIGN);
         epoll::add(&epoll, &unparker.descriptor, data, epoll::EventFlags::IN)?;
         Ok(Self { driver, epoll, unparker: Arc::new(unparker) })
@@ -106,12 +107,12 @@ impl InProcess {
 }
 
 impl Driver for InProcess {
-    fn requests(&self) -> Option<Requests> {
+    fn requests(&self) -> Option<ExecutorRequests> {
         None
     }
 
-    fn progress(&self) -> Progress {
-        let Unparker { descriptor, is_set } = &*self.unparker;
+    fn progress(&self) -> DriverProgress {
+        let EngineUnparker { descriptor, is_set } = &*self.unparker;
         if is_set.load(Ordering::Acquire) {
             // In this order, a wake in between is not lost, because the executor checks for woken
             // tasks once more before it waits.
@@ -126,7 +127,7 @@ impl Driver for InProcess {
     }
 }
 
-impl Parking for InProcess {
+impl ParkedDriver for InProcess {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -134,7 +135,7 @@ impl Parking for InProcess {
 
 /// An engine over one driver.
 #[derive(Debug)]
-pub(crate) struct Machine<K: ?Sized + Data, I, D> {
+pub(crate) struct DriverEngine<K: ?Sized + KeyKind, I, D> {
     // Dropped first, because the tasks use the index, and the index uses its driver.
     executor: Executor<'static>,
     index: Rc<I>,
@@ -144,10 +145,10 @@ pub(crate) struct Machine<K: ?Sized + Data, I, D> {
     /// Maximum number of operations that run concurrently; the others wait in order. Without a
     /// limit, more operations than the endpoint's depth would all retry until their deadlines.
     most_live: usize,
-    waiting: VecDeque<(Request<K>, Reply<K>)>,
+    waiting: VecDeque<(IndexRequest<K>, CallerReply<K>)>,
 }
 
-impl<K: ?Sized + Data, I: Served<K>, D: Parking> Machine<K, I, D> {
+impl<K: ?Sized + KeyKind, I: RequestServer<K>, D: ParkedDriver> DriverEngine<K, I, D> {
     pub(crate) fn new(
         executor: Executor<'static>,
         index: I,
@@ -160,23 +161,23 @@ impl<K: ?Sized + Data, I: Served<K>, D: Parking> Machine<K, I, D> {
         Ok(Self { executor, index, driver, alarm, looked_ns: 0, most_live, waiting })
     }
 
-    fn advance(&mut self) -> Turned {
+    fn advance(&mut self) -> TurnOutcome {
         self.alarm.clear();
         let mut is_quiet = true;
         let turn = loop {
-            let turn = self.executor.turn(&self.driver, MOST_POLLS);
-            is_quiet &= matches!(turn, Turn::Idle { has_advanced: false, .. });
-            if !self.spawn_waiting() || turn == Turn::Busy {
+            let turn = self.executor.turn(&self.driver, MAX_POLLS);
+            is_quiet &= matches!(turn, TurnState::Idle { has_advanced: false, .. });
+            if !self.spawn_waiting() || turn == TurnState::Busy {
                 break turn;
             }
         };
-        if let Turn::Idle { ns, .. } = turn
+        if let TurnState::Idle { ns, .. } = turn
             && ns < u64::MAX
         {
             self.alarm.set(ns);
         }
         let live = self.executor.live() + self.waiting.len();
-        Turned { is_idle: turn != Turn::Busy, is_quiet, live }
+        TurnOutcome { is_idle: turn != TurnState::Busy, is_quiet, live }
     }
 
     /// Spawns waiting operations while there is room. Returns whether any were spawned.
@@ -193,8 +194,10 @@ impl<K: ?Sized + Data, I: Served<K>, D: Parking> Machine<K, I, D> {
     }
 }
 
-impl<K: ?Sized + Data, I: Served<K>, D: Parking> Engine<K> for Machine<K, I, D> {
-    fn start(&mut self, request: Request<K>, reply: Reply<K>) -> Turned {
+impl<K: ?Sized + KeyKind, I: RequestServer<K>, D: ParkedDriver> AnyEngine<K>
+    for DriverEngine<K, I, D>
+{
+    fn start(&mut self, request: IndexRequest<K>, reply: CallerReply<K>) -> TurnOutcome {
         let now_ns = self.alarm.now_ns();
         if now_ns.saturating_sub(self.looked_ns) > STALE_NS {
             self.turn();
@@ -204,7 +207,7 @@ impl<K: ?Sized + Data, I: Served<K>, D: Parking> Engine<K> for Machine<K, I, D> 
         self.advance()
     }
 
-    fn turn(&mut self) -> Turned {
+    fn turn(&mut self) -> TurnOutcome {
         self.looked_ns = self.alarm.now_ns();
         self.driver.wait(0);
         self.advance()

@@ -17,38 +17,38 @@ pub enum Error {
     /// It is unknown whether the operation has happened, or, if it concerns several records, which
     /// part of it. It may still happen.
     #[error(transparent)]
-    Indeterminate(Cause),
+    Indeterminate(ErrorCause),
     /// The servers could not be reached, or are not serving now. Nothing has changed; the operation
     /// can be repeated.
     #[error(transparent)]
-    Unavailable(Cause),
+    Unavailable(ErrorCause),
     /// The operation lost against concurrent operations until it ran out of retries. Nothing has
     /// changed; the operation can be repeated.
     #[error(transparent)]
-    Contended(Cause),
+    Contended(ErrorCause),
     /// A compute server has crashed with changes that it had acknowledged and that were not
     /// flushed. They may be lost, and those of other programs, too. [`crate::Index::flush`] says
     /// it, once.
     #[error(transparent)]
-    Lost(Cause),
+    Lost(ErrorCause),
     /// The memory servers have no memory left. Nothing has changed.
     #[error(transparent)]
-    OutOfMemory(Cause),
+    OutOfMemory(ErrorCause),
     /// An argument or an option is invalid, or the index is not in the required state.
     #[error(transparent)]
-    Invalid(Cause),
+    Invalid(ErrorCause),
     /// The source of a bulk load's records failed. Nothing has changed.
     #[error(transparent)]
-    Source(Cause),
+    Source(ErrorCause),
     /// A server sent an invalid reply, or a part of the index is damaged.
     #[error(transparent)]
-    Damaged(Cause),
+    Damaged(ErrorCause),
     /// The cluster could not be found or opened.
     #[error(transparent)]
-    Connect(Cause),
+    Connect(ErrorCause),
     /// The operating system refused a resource.
     #[error(transparent)]
-    System(Cause),
+    System(ErrorCause),
 }
 
 impl Error {
@@ -59,19 +59,19 @@ impl Error {
     }
 
     pub(crate) fn source_of_load(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self::Source(Cause(Arc::from(error.into())))
+        Self::Source(ErrorCause(Arc::from(error.into())))
     }
 
     pub(crate) fn system(what: &'static str, error: std::io::Error) -> Self {
-        Self::System(Cause::of(Explained { what, error }))
+        Self::System(ErrorCause::of(Explained { what, error }))
     }
 }
 
 /// The underlying cause of an [`Error`]: a text for people, and its sources.
 #[derive(Clone)]
-pub struct Cause(Arc<dyn StdError + Send + Sync>);
+pub struct ErrorCause(Arc<dyn StdError + Send + Sync>);
 
-impl Cause {
+impl ErrorCause {
     pub(crate) fn of(error: impl StdError + Send + Sync + 'static) -> Self {
         Self(Arc::new(error))
     }
@@ -81,19 +81,19 @@ impl Cause {
     }
 }
 
-impl fmt::Debug for Cause {
+impl fmt::Debug for ErrorCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for ErrorCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl StdError for Cause {
+impl StdError for ErrorCause {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source()
     }
@@ -124,12 +124,12 @@ impl From<IndexError> for Error {
             | IndexError::BadPool { .. } => Self::Damaged,
             _ => Self::Unavailable,
         };
-        kind(Cause::of(error))
+        kind(ErrorCause::of(error))
     }
 }
 
 impl From<ProgramError> for Error {
     fn from(error: ProgramError) -> Self {
-        Self::Connect(Cause::of(error))
+        Self::Connect(ErrorCause::of(error))
     }
 }

@@ -1,10 +1,10 @@
 //! The handle of an index.
 
-use crate::cores::Cores;
-use crate::data::{Data, Given};
+use crate::cores::EnginePool;
+use crate::data::{IntoKey, KeyKind};
 use crate::error::Error;
 use crate::operation::Operation;
-use crate::request::{Record, Request, Response};
+use crate::request::{IndexRequest, IndexResponse, KeyedRecord};
 use crate::scan::Scan;
 use farleaf_cluster::text::Textual;
 use farleaf_index::Exchange;
@@ -18,18 +18,18 @@ use std::sync::Arc;
 ///
 /// Clones are the same handle. Any number of threads and tasks may use it at the same time.
 /// Dropping the last clone discards an embedded index, or closes a connection.
-pub struct Index<K: ?Sized + Data = u64> {
-    cores: Arc<Cores<K>>,
+pub struct Index<K: ?Sized + KeyKind = u64> {
+    cores: Arc<EnginePool<K>>,
 }
 
 // Not derived: the derive would require `K: Clone`.
-impl<K: ?Sized + Data> Clone for Index<K> {
+impl<K: ?Sized + KeyKind> Clone for Index<K> {
     fn clone(&self) -> Self {
         Self { cores: Arc::clone(&self.cores) }
     }
 }
 
-impl<K: ?Sized + Data> fmt::Debug for Index<K> {
+impl<K: ?Sized + KeyKind> fmt::Debug for Index<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Index").finish_non_exhaustive()
     }
@@ -39,61 +39,61 @@ impl<K: ?Sized + Data> fmt::Debug for Index<K> {
 macro_rules! take {
     ($kind:ident) => {
         |response| match response {
-            Response::$kind(value) => value,
+            IndexResponse::$kind(value) => value,
             other => unreachable!("another operation's response: {other:?}"),
         }
     };
 }
 
-impl<K: ?Sized + Data> Index<K> {
-    pub(crate) fn new(cores: Cores<K>) -> Self {
+impl<K: ?Sized + KeyKind> Index<K> {
+    pub(crate) fn new(cores: EnginePool<K>) -> Self {
         Self { cores: Arc::new(cores) }
     }
 
-    fn run<T>(&self, request: Request<K>, take: fn(Response<K>) -> T) -> Operation<T, K> {
+    fn run<T>(&self, request: IndexRequest<K>, take: fn(IndexResponse<K>) -> T) -> Operation<T, K> {
         Operation::new(&self.cores, request, take)
     }
 
     /// The value of `key`.
-    pub fn get(&self, key: impl Given<K>) -> Operation<Option<K::Owned>, K> {
-        self.run(Request::Get(key.owned()), take!(Value))
+    pub fn get(&self, key: impl IntoKey<K>) -> Operation<Option<K::Owned>, K> {
+        self.run(IndexRequest::Get(key.owned()), take!(Value))
     }
 
     /// Inserts `key`. Returns `false`, and changes nothing, if the key exists already.
-    pub fn insert(&self, key: impl Given<K>, value: impl Given<K>) -> Operation<bool, K> {
-        self.run(Request::Insert(key.owned(), value.owned()), take!(Applied))
+    pub fn insert(&self, key: impl IntoKey<K>, value: impl IntoKey<K>) -> Operation<bool, K> {
+        self.run(IndexRequest::Insert(key.owned(), value.owned()), take!(Applied))
     }
 
     /// Changes the value of `key`. Returns `false`, and changes nothing, if the key is absent.
-    pub fn update(&self, key: impl Given<K>, value: impl Given<K>) -> Operation<bool, K> {
-        self.run(Request::Update(key.owned(), value.owned()), take!(Applied))
+    pub fn update(&self, key: impl IntoKey<K>, value: impl IntoKey<K>) -> Operation<bool, K> {
+        self.run(IndexRequest::Update(key.owned(), value.owned()), take!(Applied))
     }
 
     /// Sets the value of `key`, whether the key exists or not.
-    pub fn upsert(&self, key: impl Given<K>, value: impl Given<K>) -> Operation<(), K> {
-        self.run(Request::Upsert(key.owned(), value.owned()), drop)
+    pub fn upsert(&self, key: impl IntoKey<K>, value: impl IntoKey<K>) -> Operation<(), K> {
+        self.run(IndexRequest::Upsert(key.owned(), value.owned()), drop)
     }
 
     /// Removes `key`. Returns `false` if the key is absent.
-    pub fn remove(&self, key: impl Given<K>) -> Operation<bool, K> {
-        self.run(Request::Remove(key.owned()), take!(Applied))
+    pub fn remove(&self, key: impl IntoKey<K>) -> Operation<bool, K> {
+        self.run(IndexRequest::Remove(key.owned()), take!(Applied))
     }
 
     /// Sets the value of `key` to `new` if its current value is `expected`.
     pub fn compare_exchange(
         &self,
-        key: impl Given<K>,
-        expected: impl Given<K>,
-        new: impl Given<K>,
+        key: impl IntoKey<K>,
+        expected: impl IntoKey<K>,
+        new: impl IntoKey<K>,
     ) -> Operation<Exchange<K::Owned>, K> {
         let (key, expected, new) = (key.owned(), expected.owned(), new.owned());
-        self.run(Request::CompareExchange { key, expected, new }, take!(Exchange))
+        self.run(IndexRequest::CompareExchange { key, expected, new }, take!(Exchange))
     }
 
     /// The values of `keys`, in their order. The lookups are in flight together; each is
     /// linearizable, but not all of them together.
     pub fn multi_get(&self, keys: impl Into<Vec<K::Owned>>) -> Operation<Vec<Option<K::Owned>>, K> {
-        self.run(Request::MultiGet(keys.into()), take!(Values))
+        self.run(IndexRequest::MultiGet(keys.into()), take!(Values))
     }
 
     /// Sets many keys, not atomically. Records with the same key take effect in their order; calls
@@ -102,7 +102,7 @@ impl<K: ?Sized + Data> Index<K> {
     /// the first copy may take effect after the second, so no other client should change these keys
     /// meanwhile.
     pub fn upsert_all(&self, records: impl Into<Vec<(K::Owned, K::Owned)>>) -> Operation<(), K> {
-        self.run(Request::UpsertAll(records.into()), drop)
+        self.run(IndexRequest::UpsertAll(records.into()), drop)
     }
 
     /// Fills an empty index from strictly ascending records, much faster than single insertions.
@@ -114,7 +114,7 @@ impl<K: ?Sized + Data> Index<K> {
         I: IntoIterator<Item = (K::Owned, K::Owned)>,
         I::IntoIter: Send + 'static,
     {
-        self.run(Request::BulkLoad(Box::new(records.into_iter().map(Ok))), take!(Count))
+        self.run(IndexRequest::BulkLoad(Box::new(records.into_iter().map(Ok))), take!(Count))
     }
 
     /// As [`Index::bulk_load`], from a source that can fail, such as a file. Its first error ends
@@ -143,7 +143,7 @@ impl<K: ?Sized + Data> Index<K> {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         let records = records.into_iter().map(|record| record.map_err(Error::source_of_load));
-        self.run(Request::BulkLoad(Box::new(records)), take!(Count))
+        self.run(IndexRequest::BulkLoad(Box::new(records)), take!(Count))
     }
 
     /// Returns when the memory servers have every change that was acknowledged before the call: a
@@ -153,7 +153,7 @@ impl<K: ?Sized + Data> Index<K> {
     /// Then the flush fails with [`crate::Error::Lost`], and the next one succeeds. What others had
     /// lost before the flush began it does not report.
     pub fn flush(&self) -> Operation<(), K> {
-        self.run(Request::Flush, drop)
+        self.run(IndexRequest::Flush, drop)
     }
 
     /// The records within `range`, in key order, as an [`Iterator`] that blocks, or, with
@@ -163,8 +163,11 @@ impl<K: ?Sized + Data> Index<K> {
     }
 
     /// One part of a scan.
-    pub(crate) fn page(&self, scan: farleaf_index::Scan<K::Owned>) -> Operation<Vec<Record<K>>, K> {
-        self.run(Request::Scan(scan), take!(Records))
+    pub(crate) fn page(
+        &self,
+        scan: farleaf_index::ScanResult<K::Owned>,
+    ) -> Operation<Vec<KeyedRecord<K>>, K> {
+        self.run(IndexRequest::Scan(scan), take!(Records))
     }
 }
 

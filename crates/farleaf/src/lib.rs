@@ -102,9 +102,9 @@ mod slot;
 mod threads;
 
 pub use connect::{ConnectOptions, connect, connect_bytes};
-pub use data::{Data, Given};
+pub use data::{IntoKey, KeyKind};
 pub use embedded::{Embedded, EmbeddedOptions};
-pub use error::{Cause, Error};
+pub use error::{Error, ErrorCause};
 pub use farleaf_index::Exchange;
 pub use index::Index;
 pub use operation::Operation;

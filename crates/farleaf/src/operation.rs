@@ -1,9 +1,9 @@
 //! One operation: a future, or a call that blocks.
 
-use crate::cores::{Begun, Cores};
-use crate::data::Data;
+use crate::cores::{BegunOperation, EnginePool};
+use crate::data::KeyKind;
 use crate::error::Error;
-use crate::request::{Request, Response};
+use crate::request::{IndexRequest, IndexResponse};
 use crate::runtime::ensure_task;
 use crate::threads::{self, ensure_thread};
 use std::fmt;
@@ -15,9 +15,9 @@ use tokio::runtime::Handle;
 use tokio::task::coop::poll_proceed;
 
 #[derive(Debug)]
-enum State<K: ?Sized + Data> {
-    New(Request<K>),
-    Begun(Begun<K>),
+enum OperationState<K: ?Sized + KeyKind> {
+    New(IndexRequest<K>),
+    Begun(BegunOperation<K>),
     Ended,
 }
 
@@ -27,37 +27,39 @@ enum State<K: ?Sized + Data> {
 /// Nothing happens before the first poll. Dropping the operation later does not undo it: it
 /// continues, and its result is lost.
 #[must_use = "an operation does nothing until it is awaited or waited for"]
-pub struct Operation<T, K: ?Sized + Data = u64> {
-    cores: Arc<Cores<K>>,
-    state: State<K>,
-    take: fn(Response<K>) -> T,
+pub struct Operation<T, K: ?Sized + KeyKind = u64> {
+    cores: Arc<EnginePool<K>>,
+    state: OperationState<K>,
+    take: fn(IndexResponse<K>) -> T,
 }
 
-impl<T, K: ?Sized + Data> fmt::Debug for Operation<T, K> {
+impl<T, K: ?Sized + KeyKind> fmt::Debug for Operation<T, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operation").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
-impl<T, K: ?Sized + Data> Operation<T, K> {
+impl<T, K: ?Sized + KeyKind> Operation<T, K> {
     pub(crate) fn new(
-        cores: &Arc<Cores<K>>,
-        request: Request<K>,
-        take: fn(Response<K>) -> T,
+        cores: &Arc<EnginePool<K>>,
+        request: IndexRequest<K>,
+        take: fn(IndexResponse<K>) -> T,
     ) -> Self {
-        Self { cores: Arc::clone(cores), state: State::New(request), take }
+        Self { cores: Arc::clone(cores), state: OperationState::New(request), take }
     }
 
     /// Begins the operation if it has not begun.
-    fn begun(&mut self) -> &Begun<K> {
-        if let State::New(_) = self.state {
-            let State::New(request) = std::mem::replace(&mut self.state, State::Ended) else {
+    fn begun(&mut self) -> &BegunOperation<K> {
+        if let OperationState::New(_) = self.state {
+            let OperationState::New(request) =
+                std::mem::replace(&mut self.state, OperationState::Ended)
+            else {
                 unreachable!("it has just been looked at")
             };
-            self.state = State::Begun(self.cores.begin(request));
+            self.state = OperationState::Begun(self.cores.begin(request));
         }
         match &self.state {
-            State::Begun(begun) => begun,
+            OperationState::Begun(begun) => begun,
             _ => panic!("an operation was polled after it had completed"),
         }
     }
@@ -69,12 +71,12 @@ impl<T, K: ?Sized + Data> Operation<T, K> {
     /// [`Error`], which tells what has happened.
     pub fn wait(mut self) -> Result<T, Error> {
         self.begun();
-        let State::Begun(begun) = &self.state else { unreachable!("it has begun") };
+        let OperationState::Begun(begun) = &self.state else { unreachable!("it has begun") };
         threads::wait(&self.cores, begun).map(self.take)
     }
 }
 
-impl<T, K: ?Sized + Data> Future for Operation<T, K> {
+impl<T, K: ?Sized + KeyKind> Future for Operation<T, K> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -98,7 +100,7 @@ impl<T, K: ?Sized + Data> Future for Operation<T, K> {
             }
             return Poll::Pending;
         };
-        operation.state = State::Ended;
+        operation.state = OperationState::Ended;
         budget.made_progress();
         Poll::Ready(outcome.map(operation.take))
     }

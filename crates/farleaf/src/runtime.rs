@@ -9,8 +9,8 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::cores::{Cores, lock};
-use crate::data::Data;
+use crate::cores::{EnginePool, lock};
+use crate::data::KeyKind;
 use crate::error::Error;
 use std::future::poll_fn;
 use std::io;
@@ -39,9 +39,9 @@ impl Runtimes {
 ///
 /// # Panics
 /// If the runtime cannot wait for descriptors: it was built without `enable_io`.
-pub(crate) fn ensure_task<K: ?Sized + Data>(
+pub(crate) fn ensure_task<K: ?Sized + KeyKind>(
     runtime: &Handle,
-    cores: &Arc<Cores<K>>,
+    cores: &Arc<EnginePool<K>>,
     number: usize,
 ) -> Result<(), Error> {
     let core = cores.core(number);
@@ -69,8 +69,8 @@ fn watch(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(descriptor, Interest::READABLE)
 }
 
-async fn drive<K: ?Sized + Data>(
-    cores: Weak<Cores<K>>,
+async fn drive<K: ?Sized + KeyKind>(
+    cores: Weak<EnginePool<K>>,
     number: usize,
     descriptor: AsyncFd<OwnedFd>,
 ) {

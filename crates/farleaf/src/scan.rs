@@ -3,12 +3,12 @@
 //! *Invariant*: scan.A1. At most [`PAGE_RECORDS`] records are held. The next page begins after the
 //! last key of the previous one, so changes in between neither repeat nor hide other keys.
 
-use crate::data::Data;
+use crate::data::KeyKind;
 use crate::error::Error;
 use crate::index::Index;
 use crate::operation::Operation;
-use crate::request::Record;
-use farleaf_index::Scan as Selection;
+use crate::request::KeyedRecord;
+use farleaf_index::ScanResult as Selection;
 use futures_core::Stream;
 use std::future::{Future, poll_fn};
 use std::ops::{Bound, RangeBounds};
@@ -25,14 +25,14 @@ const PAGE_RECORDS: usize = 256;
 /// key that never existed. It ends after an error.
 #[derive(Debug)]
 #[must_use = "a scan does nothing until it is iterated"]
-pub struct Scan<K: ?Sized + Data = u64> {
+pub struct Scan<K: ?Sized + KeyKind = u64> {
     index: Index<K>,
     /// The part that has not been fetched yet; its limit is the number of records still allowed.
     rest: Selection<K::Owned>,
-    page: IntoIter<Record<K>>,
+    page: IntoIter<KeyedRecord<K>>,
 }
 
-impl<K: ?Sized + Data> Scan<K> {
+impl<K: ?Sized + KeyKind> Scan<K> {
     pub(crate) fn new(index: Index<K>, range: impl RangeBounds<K::Owned>) -> Self {
         let rest = Selection::range((range.start_bound().cloned(), range.end_bound().cloned()));
         Self { index, rest, page: Vec::new().into_iter() }
@@ -57,13 +57,13 @@ impl<K: ?Sized + Data> Scan<K> {
     }
 
     /// The operation that fetches the next page; `None` at the end of the scan.
-    fn next_page(&self) -> Option<Operation<Vec<Record<K>>, K>> {
+    fn next_page(&self) -> Option<Operation<Vec<KeyedRecord<K>>, K>> {
         let limit = self.rest.limit.min(PAGE_RECORDS);
         (limit > 0).then(|| self.index.page(self.rest.clone().limit(limit)))
     }
 
     /// Takes a page, or the error that ends the scan.
-    fn take_page(&mut self, page: Result<Vec<Record<K>>, Error>) -> Result<(), Error> {
+    fn take_page(&mut self, page: Result<Vec<KeyedRecord<K>>, Error>) -> Result<(), Error> {
         let asked = self.rest.limit.min(PAGE_RECORDS);
         let page = page.inspect_err(|_| self.rest.limit = 0)?;
         self.rest.limit = match page.last() {
@@ -82,7 +82,7 @@ impl<K: ?Sized + Data> Scan<K> {
     }
 }
 
-impl<K: ?Sized + Data> Iterator for Scan<K> {
+impl<K: ?Sized + KeyKind> Iterator for Scan<K> {
     type Item = Result<(K::Owned, K::Owned), Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -100,19 +100,19 @@ impl<K: ?Sized + Data> Iterator for Scan<K> {
 /// A [`Scan`] as an async stream.
 #[derive(Debug)]
 #[must_use = "a stream does nothing until it is polled"]
-pub struct ScanStream<K: ?Sized + Data = u64> {
+pub struct ScanStream<K: ?Sized + KeyKind = u64> {
     scan: Scan<K>,
-    fetch: Option<Operation<Vec<Record<K>>, K>>,
+    fetch: Option<Operation<Vec<KeyedRecord<K>>, K>>,
 }
 
-impl<K: ?Sized + Data> ScanStream<K> {
+impl<K: ?Sized + KeyKind> ScanStream<K> {
     /// The next record, or `None` at the end.
     pub async fn next(&mut self) -> Option<Result<(K::Owned, K::Owned), Error>> {
         poll_fn(|context| Pin::new(&mut *self).poll_next(context)).await
     }
 }
 
-impl<K: ?Sized + Data> Stream for ScanStream<K> {
+impl<K: ?Sized + KeyKind> Stream for ScanStream<K> {
     type Item = Result<(K::Owned, K::Owned), Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -8,9 +8,9 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::cores::{Begun, Cores, lock};
-use crate::data::Data;
-use crate::request::Outcome;
+use crate::cores::{BegunOperation, EnginePool, lock};
+use crate::data::KeyKind;
+use crate::request::RequestOutcome;
 use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::provider::WakeFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -22,28 +22,28 @@ use std::task::{Wake, Waker};
 use std::thread::{Thread, ThreadId};
 
 #[derive(Debug, Default)]
-struct Queue {
+struct WaiterQueue {
     is_led: bool,
     waiting: Vec<Thread>,
 }
 
 /// The threads that wait for one core.
 #[derive(Debug)]
-pub(crate) struct Threads {
-    queue: Mutex<Queue>,
-    call: Arc<Call>,
+pub(crate) struct WaitingThreads {
+    queue: Mutex<WaiterQueue>,
+    call: Arc<LeaderCall>,
     /// Whether the thread of [`ensure_thread`] is running.
     is_helped: AtomicBool,
 }
 
 /// Ends the leader's wait when its result comes.
 #[derive(Debug)]
-struct Call {
+struct LeaderCall {
     descriptor: WakeFd,
     is_waiting: AtomicBool,
 }
 
-impl Wake for Call {
+impl Wake for LeaderCall {
     fn wake(self: Arc<Self>) {
         // The leader usually produces its own result, and then does not wait.
         if self.is_waiting.load(Ordering::SeqCst) {
@@ -52,17 +52,17 @@ impl Wake for Call {
     }
 }
 
-struct Unpark(Thread);
+struct ThreadUnpark(Thread);
 
-impl Wake for Unpark {
+impl Wake for ThreadUnpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
     }
 }
 
-impl Threads {
+impl WaitingThreads {
     pub(crate) fn new() -> io::Result<Self> {
-        let call = Call { descriptor: WakeFd::new()?, is_waiting: AtomicBool::new(false) };
+        let call = LeaderCall { descriptor: WakeFd::new()?, is_waiting: AtomicBool::new(false) };
         let is_helped = AtomicBool::new(false);
         Ok(Self { queue: Mutex::default(), call: Arc::new(call), is_helped })
     }
@@ -95,27 +95,30 @@ impl Threads {
 }
 
 /// Ends the wait on drop, even during a panic.
-struct Waiting<'a> {
-    threads: &'a Threads,
+struct LeaderWait<'a> {
+    threads: &'a WaitingThreads,
     me: Thread,
     leads: bool,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for LeaderWait<'_> {
     fn drop(&mut self) {
         self.threads.leave(self.me.id(), self.leads);
     }
 }
 
 /// Waits for an operation on the calling thread.
-pub(crate) fn wait<K: ?Sized + Data>(cores: &Cores<K>, begun: &Begun<K>) -> Outcome<K> {
+pub(crate) fn wait<K: ?Sized + KeyKind>(
+    cores: &EnginePool<K>,
+    begun: &BegunOperation<K>,
+) -> RequestOutcome<K> {
     if let Some(outcome) = begun.take() {
         return outcome;
     }
     let core = cores.core(begun.core);
     let me = std::thread::current();
-    let parked = Waker::from(Arc::new(Unpark(me.clone())));
-    let mut waiting = Waiting { threads: &core.threads, me, leads: false };
+    let parked = Waker::from(Arc::new(ThreadUnpark(me.clone())));
+    let mut waiting = LeaderWait { threads: &core.threads, me, leads: false };
     loop {
         if let Some(outcome) = begun.take_or_wake(&parked) {
             return outcome;
@@ -128,7 +131,10 @@ pub(crate) fn wait<K: ?Sized + Data>(cores: &Cores<K>, begun: &Begun<K>) -> Outc
     }
 }
 
-fn lead<K: ?Sized + Data>(cores: &Cores<K>, begun: &Begun<K>) -> Outcome<K> {
+fn lead<K: ?Sized + KeyKind>(
+    cores: &EnginePool<K>,
+    begun: &BegunOperation<K>,
+) -> RequestOutcome<K> {
     let core = cores.core(begun.core);
     let call = &core.threads.call;
     let called = Waker::from(Arc::clone(call));
@@ -170,8 +176,8 @@ const IDLE_WAITS: u32 = 10;
 
 /// Starts a thread, if there is none yet, that turns the core while operations are in flight: for
 /// executors whose event loop cannot wait for a descriptor.
-pub(crate) fn ensure_thread<K: ?Sized + Data>(
-    cores: &Arc<Cores<K>>,
+pub(crate) fn ensure_thread<K: ?Sized + KeyKind>(
+    cores: &Arc<EnginePool<K>>,
     number: usize,
 ) -> io::Result<()> {
     if cores.core(number).threads.is_helped.swap(true, Ordering::AcqRel) {
@@ -185,7 +191,7 @@ pub(crate) fn ensure_thread<K: ?Sized + Data>(
     started.map(drop)
 }
 
-fn help<K: ?Sized + Data>(cores: &Weak<Cores<K>>, number: usize) {
+fn help<K: ?Sized + KeyKind>(cores: &Weak<EnginePool<K>>, number: usize) {
     let mut idle_waits = 0;
     let Some(descriptor) =
         cores.upgrade().and_then(|cores| cores.core(number).descriptor.try_clone().ok())

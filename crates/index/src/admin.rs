@@ -1,7 +1,7 @@
 //! Administration of an index by operators and tools.
 
 use super::reshape::refused;
-use super::{IndexError, KeyRange, Owned, RangeIndex, Reshape, Reshaped};
+use super::{IndexError, KeyRange, OwnedForm, RangeIndex, Reshape, Reshaped};
 use crate::CacheCounters;
 use std::future::Future;
 
@@ -28,7 +28,7 @@ pub trait IndexAdmin: RangeIndex {
 
     /// The keys that a compute server owns, as far as this handle knows. `None` if it owns none, or
     /// if the design's compute servers own no keys.
-    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<Owned<Self::Key>>> {
+    fn owned_by(&self, compute_server: u16) -> Option<KeyRange<OwnedForm<Self::Key>>> {
         let _ = compute_server;
         None
     }
@@ -36,7 +36,7 @@ pub trait IndexAdmin: RangeIndex {
     /// Changes key ownership or the set of used memory servers while operations run.
     fn reshape(
         &self,
-        change: &Reshape<Owned<Self::Key>>,
+        change: &Reshape<OwnedForm<Self::Key>>,
     ) -> impl Future<Output = Result<Reshaped, IndexError>> {
         let _ = change;
         async { refused() }

@@ -1,15 +1,15 @@
 //! Views an index as one from numbers to numbers. Suites, models and checkers can then use the same
-//! operations and histories for every layout whose keys have names ([`Named`]), and benchmarks the
-//! same workloads for every form of keys ([`Naming`]).
+//! operations and histories for every layout whose keys have names ([`NamedLayout`]), and
+//! benchmarks the same workloads for every form of keys ([`Naming`]).
 //!
 //! *Thread safety*: the same as that of the index.
 
 use super::{
-    Answer, Background, Exchange, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Reshaped,
-    Scan,
+    Background, EditAnswer, Exchange, IndexAdmin, IndexError, KeyedRecords, LeafEdit, RangeIndex,
+    Reshaped, ScanResult,
 };
 use crate::CacheCounters;
-use farleaf_page::{Action, Layout, Named, OwnedKey, OwnedValue};
+use farleaf_page::{EditAction, Layout, NamedLayout, OwnedKey, OwnedValue};
 use std::borrow::Borrow;
 use std::fmt::Debug;
 use std::marker::PhantomData;
@@ -27,11 +27,11 @@ pub trait Naming<L: Layout> {
     fn name_of_value(&self, value: &L::Value) -> Option<u64>;
 }
 
-/// The names that a layout gives ([`Named`]).
+/// The names that a layout gives ([`NamedLayout`]).
 #[derive(Clone, Copy, Debug)]
 pub struct NamesOfLayout;
 
-impl<L: Named> Naming<L> for NamesOfLayout {
+impl<L: NamedLayout> Naming<L> for NamesOfLayout {
     fn key_named(&self, name: u64) -> OwnedKey<L> {
         L::key_named(name)
     }
@@ -49,7 +49,7 @@ impl<L: Named> Naming<L> for NamesOfLayout {
     }
 }
 
-/// An index of layout `L`, addressed by the names of keys and values.
+/// An index of layout `MapTestLayout`, addressed by the names of keys and values.
 ///
 /// Panics if the index returns a key or a value without a name.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub struct ByName<L, I, N = NamesOfLayout> {
     layout: PhantomData<L>,
 }
 
-impl<L: Named, I: RangeIndex<Key = L::Key, Value = L::Value>> ByName<L, I> {
+impl<L: NamedLayout, I: RangeIndex<Key = L::Key, Value = L::Value>> ByName<L, I> {
     /// Wraps `index`, with the names that its layout defines.
     pub fn new(index: I) -> Self {
         Self::with(index, NamesOfLayout)
@@ -92,21 +92,21 @@ where
         name.unwrap_or_else(|| panic!("a value that no client has set: {value:?}"))
     }
 
-    fn answer(&self, answer: Answer<OwnedValue<L>>) -> Answer<u64> {
+    fn answer(&self, answer: EditAnswer<OwnedValue<L>>) -> EditAnswer<u64> {
         let found = answer.found.map(|value| self.value(L::value(&value)));
-        Answer { applied: answer.applied, found }
+        EditAnswer { applied: answer.applied, found }
     }
 
     fn edit(&self, edit: &LeafEdit<&u64, &u64>) -> LeafEdit<OwnedKey<L>, OwnedValue<L>> {
         let value = |name: &u64| self.naming.value_named(*name);
         let action = match edit.action {
-            Action::Get => Action::Get,
-            Action::Insert(name) => Action::Insert(value(name)),
-            Action::Update(name) => Action::Update(value(name)),
-            Action::Upsert(name) => Action::Upsert(value(name)),
-            Action::Remove => Action::Remove,
-            Action::CompareExchange(expected, new) => {
-                Action::CompareExchange(value(expected), value(new))
+            EditAction::Get => EditAction::Get,
+            EditAction::Insert(name) => EditAction::Insert(value(name)),
+            EditAction::Update(name) => EditAction::Update(value(name)),
+            EditAction::Upsert(name) => EditAction::Upsert(value(name)),
+            EditAction::Remove => EditAction::Remove,
+            EditAction::CompareExchange(expected, new) => {
+                EditAction::CompareExchange(value(expected), value(new))
             }
         };
         LeafEdit { key: self.naming.key_named(*edit.key), action }
@@ -127,15 +127,15 @@ where
         Ok(value.map(|value| self.value(L::value(&value))))
     }
 
-    async fn execute(&self, edit: LeafEdit<&u64, &u64>) -> Result<Answer<u64>, IndexError> {
+    async fn execute(&self, edit: LeafEdit<&u64, &u64>) -> Result<EditAnswer<u64>, IndexError> {
         let edit = self.edit(&edit);
         self.index.execute(edit.as_ref()).await.map(|answer| self.answer(answer))
     }
 
-    async fn scan(&self, scan: &Scan<u64>) -> Result<Records<u64, u64>, IndexError> {
+    async fn scan(&self, scan: &ScanResult<u64>) -> Result<KeyedRecords<u64, u64>, IndexError> {
         let key = |name| self.naming.key_named(name);
         let (lower, upper) = (scan.lower.map(key), scan.upper.map(key));
-        let named = Scan { lower, upper, reverse: scan.reverse, limit: scan.limit };
+        let named = ScanResult { lower, upper, reverse: scan.reverse, limit: scan.limit };
         let records = self.index.scan(&named).await?;
         let name = |(key, value)| (self.key(L::key(&key)), self.value(L::value(&value)));
         Ok(records.into_iter().map(name).collect())
@@ -184,7 +184,7 @@ where
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&u64, &u64>],
-    ) -> Vec<Result<Answer<u64>, IndexError>> {
+    ) -> Vec<Result<EditAnswer<u64>, IndexError>> {
         let edits: Vec<_> = edits.iter().map(|edit| self.edit(edit)).collect();
         let borrowed: Vec<_> = edits.iter().map(LeafEdit::as_ref).collect();
         let answers = self.index.execute_all(&borrowed).await.into_iter();

@@ -32,16 +32,18 @@ pub use by_name::{ByName, NamesOfLayout, Naming};
 pub use cache_counters::{CacheCounters, LiveCounters};
 pub use design::Design;
 pub use error::IndexError;
-pub use farleaf_page::{Action, Answer, Encoded, LeafEdit};
+pub use farleaf_page::{EditAction, EditAnswer, Encoded, LeafEdit};
 pub use memory_use::MemoryUse;
 pub use option_names::UnknownName;
 pub use owned_range::{OwnedRange, Ownership};
 pub use partition_options::{BalanceOptions, Boundaries, PartitionOptions};
 pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, Released};
-pub use range_index::{Exchange, Owned, RangeIndex, RecordOf, Records, RecordsOf, Scan};
+pub use range_index::{
+    Exchange, KeyedRecords, OwnedForm, RangeIndex, RecordOf, RecordsOf, ScanResult,
+};
 pub(crate) use range_index::{OPERATIONS_TOGETHER, rounds};
 pub use reshape::{KeyRange, Reshape, Reshaped};
-pub use values::{InLeaves, InTables, PartValues, Reclaimed, Scanned, ValueForm};
+pub use values::{InLeaves, InTables, PartValues, ReclaimOutcome, ScanEnd, ValueForm};
 
 /// The default size of a compute server's cache, in bytes.
 pub const DEFAULT_CACHE_BYTES: u64 = 64 << 20;

@@ -13,12 +13,12 @@
 //! In return, [`crate::partition`] provides the partition map, routing, moves of keys, balancing,
 //! bulk loads, compute servers in separate processes, and [`super::Design`].
 
-use super::{IndexError, MemoryUse, PartitionOptions, Records, Scan};
+use super::{IndexError, KeyedRecords, MemoryUse, PartitionOptions, ScanResult};
 use crate::{CacheCounters, OwnedRange};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
-use farleaf_pool::remote::{Detector, RemoteError};
+use farleaf_page::{EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue};
+use farleaf_pool::remote::{FailureDetector, RemoteError};
 use std::cell::Cell;
 use std::fmt::Debug;
 use std::future::Future;
@@ -95,7 +95,7 @@ pub trait PartState<K>: Send + Sync + 'static {
     fn set_range(&self, range: OwnedRange<K>);
 
     /// Which memory servers the compute server can reach.
-    fn detector(&self) -> &Detector;
+    fn detector(&self) -> &FailureDetector;
 
     /// Size of the cached nodes, in bytes.
     fn cached_bytes(&self) -> u64;
@@ -207,7 +207,7 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> impl Future<Output = Result<Answer<OwnedValue<L>>, RemoteError>>;
+    ) -> impl Future<Output = Result<EditAnswer<OwnedValue<L>>, RemoteError>>;
 
     /// Executes several single-key operations like concurrent calls of [`PartIndex::execute`]:
     /// those on the same key take effect in any order. When an operation ends, calls `done` with
@@ -215,7 +215,7 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     fn execute_all(
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+        done: impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) -> impl Future<Output = ()>;
 
     /// Appends the records of the owned range that `scan` asks for, until `out` has `scan.limit`
@@ -226,8 +226,8 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// before the error.
     fn scan(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> impl Future<Output = Result<OwnedRange<OwnedKey<L>>, RemoteError>>;
 
     /// As [`PartIndex::scan`], but may end sooner: once it has appended two records or more that
@@ -237,9 +237,9 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// As for [`PartIndex::scan`].
     fn scan_some(
         &self,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
         _most_bytes: usize,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> impl Future<Output = Result<OwnedRange<OwnedKey<L>>, RemoteError>> {
         self.scan(scan, out)
     }

@@ -2,7 +2,7 @@
 
 use super::IndexError;
 use crate::together::all;
-use farleaf_page::{Action, Answer, Layout, LeafEdit, check_bounds};
+use farleaf_page::{EditAction, EditAnswer, Layout, LeafEdit, check_bounds};
 use smallvec::{SmallVec, smallvec};
 use std::borrow::Borrow;
 use std::cell::Cell;
@@ -31,8 +31,8 @@ pub(crate) const OPERATIONS_TOGETHER: usize = 32;
 /// *Thread safety*: a handle belongs to the thread of its endpoint; operations of one handle may be
 /// in flight together.
 pub trait RangeIndex {
-    /// The type of keys, in their borrowed form. Operations take references and return [`Owned`]
-    /// keys.
+    /// The type of keys, in their borrowed form. Operations take references and return
+    /// [`OwnedForm`] keys.
     type Key: ?Sized + Ord + Debug + ToOwned<Owned: Clone + Ord + Debug + 'static> + 'static;
     /// The type of values, in their borrowed form.
     type Value: ?Sized + Eq + Debug + ToOwned<Owned: Clone + Eq + Debug + 'static> + 'static;
@@ -42,18 +42,18 @@ pub trait RangeIndex {
     fn get(
         &self,
         key: &Self::Key,
-    ) -> impl Future<Output = Result<Option<Owned<Self::Value>>, IndexError>>;
+    ) -> impl Future<Output = Result<Option<OwnedForm<Self::Value>>, IndexError>>;
 
     /// Executes any single-key operation.
     fn execute(
         &self,
         edit: LeafEdit<&Self::Key, &Self::Value>,
-    ) -> impl Future<Output = Result<Answer<Owned<Self::Value>>, IndexError>>;
+    ) -> impl Future<Output = Result<EditAnswer<OwnedForm<Self::Value>>, IndexError>>;
 
     /// The records that `scan` selects, in its order.
     fn scan(
         &self,
-        scan: &Scan<Owned<Self::Key>>,
+        scan: &ScanResult<OwnedForm<Self::Key>>,
     ) -> impl Future<Output = Result<RecordsOf<Self>, IndexError>>;
 
     /// Fills an empty index from strictly ascending records, with pages filled to `fill` (0.1 to
@@ -112,7 +112,7 @@ pub trait RangeIndex {
         value: &Self::Value,
     ) -> impl Future<Output = Result<bool, IndexError>> {
         async move {
-            let edit = LeafEdit { key, action: Action::Insert(value) };
+            let edit = LeafEdit { key, action: EditAction::Insert(value) };
             self.execute(edit).await.map(|answer| answer.applied)
         }
     }
@@ -125,7 +125,7 @@ pub trait RangeIndex {
         value: &Self::Value,
     ) -> impl Future<Output = Result<bool, IndexError>> {
         async move {
-            let edit = LeafEdit { key, action: Action::Update(value) };
+            let edit = LeafEdit { key, action: EditAction::Update(value) };
             self.execute(edit).await.map(|answer| answer.applied)
         }
     }
@@ -138,7 +138,7 @@ pub trait RangeIndex {
         value: &Self::Value,
     ) -> impl Future<Output = Result<(), IndexError>> {
         async move {
-            let edit = LeafEdit { key, action: Action::Upsert(value) };
+            let edit = LeafEdit { key, action: EditAction::Upsert(value) };
             self.execute(edit).await.map(drop)
         }
     }
@@ -147,7 +147,7 @@ pub trait RangeIndex {
     #[inline]
     fn remove(&self, key: &Self::Key) -> impl Future<Output = Result<bool, IndexError>> {
         async move {
-            let edit = LeafEdit { key, action: Action::Remove };
+            let edit = LeafEdit { key, action: EditAction::Remove };
             self.execute(edit).await.map(|answer| answer.applied)
         }
     }
@@ -159,9 +159,9 @@ pub trait RangeIndex {
         key: &Self::Key,
         expected: &Self::Value,
         new: &Self::Value,
-    ) -> impl Future<Output = Result<Exchange<Owned<Self::Value>>, IndexError>> {
+    ) -> impl Future<Output = Result<Exchange<OwnedForm<Self::Value>>, IndexError>> {
         async move {
-            let edit = LeafEdit { key, action: Action::CompareExchange(expected, new) };
+            let edit = LeafEdit { key, action: EditAction::CompareExchange(expected, new) };
             self.execute(edit).await.map(Exchange::from)
         }
     }
@@ -177,9 +177,9 @@ pub trait RangeIndex {
     fn multi_get<Q: Borrow<Self::Key>>(
         &self,
         keys: &[Q],
-    ) -> impl Future<Output = Result<Vec<Option<Owned<Self::Value>>>, IndexError>> {
+    ) -> impl Future<Output = Result<Vec<Option<OwnedForm<Self::Value>>>, IndexError>> {
         async {
-            let lookup = |key| LeafEdit { key, action: Action::Get };
+            let lookup = |key| LeafEdit { key, action: EditAction::Get };
             let edits: SmallVec<[_; OPERATIONS_TOGETHER]> =
                 keys.iter().map(|key| lookup(key.borrow())).collect();
             let answers = self.execute_all(&edits).await.into_iter();
@@ -193,7 +193,7 @@ pub trait RangeIndex {
     fn execute_all(
         &self,
         edits: &[LeafEdit<&Self::Key, &Self::Value>],
-    ) -> impl Future<Output = Vec<Result<Answer<Owned<Self::Value>>, IndexError>>> {
+    ) -> impl Future<Output = Vec<Result<EditAnswer<OwnedForm<Self::Value>>, IndexError>>> {
         execute_in_rounds(self, edits)
     }
 
@@ -212,7 +212,7 @@ pub trait RangeIndex {
 async fn execute_in_rounds<I: RangeIndex + ?Sized>(
     index: &I,
     edits: &[LeafEdit<&I::Key, &I::Value>],
-) -> Vec<Result<Answer<Owned<I::Value>>, IndexError>> {
+) -> Vec<Result<EditAnswer<OwnedForm<I::Value>>, IndexError>> {
     let mut answers = Vec::with_capacity(edits.len());
     for together in edits.chunks(index.operations_together().max(1)) {
         let rounds = rounds(together);
@@ -243,16 +243,17 @@ pub(crate) fn rounds<K: ?Sized + Eq, V: ?Sized>(
 }
 
 /// The owned form of a key or a value.
-pub type Owned<T> = <T as ToOwned>::Owned;
+pub type OwnedForm<T> = <T as ToOwned>::Owned;
 
 /// A key with its value, of one index.
-pub type RecordOf<I> = (Owned<<I as RangeIndex>::Key>, Owned<<I as RangeIndex>::Value>);
+pub type RecordOf<I> = (OwnedForm<<I as RangeIndex>::Key>, OwnedForm<<I as RangeIndex>::Value>);
 
 /// Keys with their values, of one index.
-pub type RecordsOf<I> = Records<Owned<<I as RangeIndex>::Key>, Owned<<I as RangeIndex>::Value>>;
+pub type RecordsOf<I> =
+    KeyedRecords<OwnedForm<<I as RangeIndex>::Key>, OwnedForm<<I as RangeIndex>::Value>>;
 
 /// Keys with their values.
-pub type Records<K, V> = Vec<(K, V)>;
+pub type KeyedRecords<K, V> = Vec<(K, V)>;
 
 /// The result of a compare-exchange.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -263,15 +264,15 @@ pub enum Exchange<V> {
     Differs(Option<V>),
 }
 
-impl<V> From<Answer<V>> for Exchange<V> {
-    fn from(answer: Answer<V>) -> Self {
+impl<V> From<EditAnswer<V>> for Exchange<V> {
+    fn from(answer: EditAnswer<V>) -> Self {
         if answer.applied { Self::Exchanged } else { Self::Differs(answer.found) }
     }
 }
 
 /// The records that a scan returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scan<K> {
+pub struct ScanResult<K> {
     /// The lower bound: the start of an ascending scan, the end of a descending one.
     pub lower: Bound<K>,
     /// The upper bound: the end of an ascending scan, the start of a descending one.
@@ -282,7 +283,7 @@ pub struct Scan<K> {
     pub limit: usize,
 }
 
-impl<K: Clone> Scan<K> {
+impl<K: Clone> ScanResult<K> {
     /// All records within `range`, ascending.
     pub fn range(range: impl RangeBounds<K>) -> Self {
         Self {
@@ -308,7 +309,7 @@ impl<K: Clone> Scan<K> {
     }
 }
 
-impl<K> Scan<K> {
+impl<K> ScanResult<K> {
     /// Whether a page can hold the keys that bound the scan.
     ///
     /// # Errors
@@ -322,7 +323,7 @@ impl<K> Scan<K> {
     }
 }
 
-impl<K: Ord> Scan<K> {
+impl<K: Ord> ScanResult<K> {
     /// Whether `key` and all keys above it are above the range.
     pub fn is_above(&self, key: &K) -> bool {
         match &self.upper {

@@ -7,7 +7,7 @@
 //! *Thread safety*: what the threads of a compute server share is for any number of threads;
 //! [`PartValues`] belongs to its endpoint's thread.
 
-use super::{Answer, LeafEdit, PartIndex, Records, Scan};
+use super::{EditAnswer, KeyedRecords, LeafEdit, PartIndex, ScanResult};
 use crate::{CacheCounters, OwnedRange};
 use farleaf_fabric::Fabric;
 use farleaf_page::{BlockRef, Layout, OwnedKey, OwnedValue, TooLong};
@@ -59,7 +59,7 @@ pub trait ValueForm<L: Layout>: Debug + Send + Sync + 'static {
 
 /// Where a part of a scan has ended.
 #[derive(Clone, Debug)]
-pub struct Scanned<K> {
+pub struct ScanEnd<K> {
     /// The range that the compute server owned when the scan began.
     pub range: OwnedRange<K>,
     /// Where the scan continues within the range; `None` if it has passed the range.
@@ -70,7 +70,7 @@ pub struct Scanned<K> {
 
 /// What a step of looking for memory of former lives has led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reclaimed {
+pub enum ReclaimOutcome {
     /// There is another step.
     GoesOn,
     /// Memory was found: call [`PartValues::use_found`] before the next step.
@@ -87,14 +87,14 @@ pub trait PartValues<F: Fabric, L: Layout> {
         &self,
         part: &P,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> impl Future<Output = Result<Answer<OwnedValue<L>>, RemoteError>>;
+    ) -> impl Future<Output = Result<EditAnswer<OwnedValue<L>>, RemoteError>>;
 
     /// As [`PartIndex::execute_all`].
     fn execute_all<P: PartIndex<F, L>>(
         &self,
         part: &P,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+        done: impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) -> impl Future<Output = ()>;
 
     /// Appends the next records of the owned range, until `out` has `scan.limit` records or `room`
@@ -105,10 +105,10 @@ pub trait PartValues<F: Fabric, L: Layout> {
     fn scan<P: PartIndex<F, L>>(
         &self,
         part: &P,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
         room: &mut RecordRoom,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
-    ) -> impl Future<Output = Result<Scanned<OwnedKey<L>>, RemoteError>>;
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
+    ) -> impl Future<Output = Result<ScanEnd<OwnedKey<L>>, RemoteError>>;
 
     /// As [`PartIndex::flush`].
     fn flush<P: PartIndex<F, L>>(&self, part: &P) -> impl Future<Output = Result<(), RemoteError>>;
@@ -124,7 +124,7 @@ pub trait PartValues<F: Fabric, L: Layout> {
     fn prepare<P: PartIndex<F, L>>(
         &self,
         part: &P,
-        records: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        records: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
         blocks: &mut Vec<BlockRef>,
     ) -> impl Future<Output = Result<(), RemoteError>>;
 
@@ -136,7 +136,7 @@ pub trait PartValues<F: Fabric, L: Layout> {
     fn reclaim<P: PartIndex<F, L>>(
         &self,
         part: &P,
-    ) -> impl Future<Output = Result<Reclaimed, RemoteError>>;
+    ) -> impl Future<Output = Result<ReclaimOutcome, RemoteError>>;
 
     /// Uses the memory that [`PartValues::reclaim`] has found, after a grace period.
     fn use_found(&self) -> impl Future<Output = ()>;
@@ -225,7 +225,7 @@ impl<F: Fabric, L: Layout> PartValues<F, L> for InLeaves {
         &self,
         part: &P,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> impl Future<Output = Result<Answer<OwnedValue<L>>, RemoteError>> {
+    ) -> impl Future<Output = Result<EditAnswer<OwnedValue<L>>, RemoteError>> {
         part.execute(edit)
     }
 
@@ -234,7 +234,7 @@ impl<F: Fabric, L: Layout> PartValues<F, L> for InLeaves {
         &self,
         part: &P,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+        done: impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) -> impl Future<Output = ()> {
         part.execute_all(edits, done)
     }
@@ -242,10 +242,10 @@ impl<F: Fabric, L: Layout> PartValues<F, L> for InLeaves {
     async fn scan<P: PartIndex<F, L>>(
         &self,
         part: &P,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
         room: &mut RecordRoom,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
-    ) -> Result<Scanned<OwnedKey<L>>, RemoteError> {
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
+    ) -> Result<ScanEnd<OwnedKey<L>>, RemoteError> {
         let had = out.len();
         // If it has ended sooner, not all of its records fit.
         let range = part.scan_some(scan, room.bytes(), out).await?;
@@ -256,7 +256,7 @@ impl<F: Fabric, L: Layout> PartValues<F, L> for InLeaves {
             }
             _ => None,
         };
-        Ok(Scanned { range, next, is_full })
+        Ok(ScanEnd { range, next, is_full })
     }
 
     fn flush<P: PartIndex<F, L>>(&self, part: &P) -> impl Future<Output = Result<(), RemoteError>> {
@@ -273,14 +273,14 @@ impl<F: Fabric, L: Layout> PartValues<F, L> for InLeaves {
     async fn prepare<P: PartIndex<F, L>>(
         &self,
         _part: &P,
-        _records: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        _records: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
         _blocks: &mut Vec<BlockRef>,
     ) -> Result<(), RemoteError> {
         Ok(())
     }
 
-    async fn reclaim<P: PartIndex<F, L>>(&self, _part: &P) -> Result<Reclaimed, RemoteError> {
-        Ok(Reclaimed::Ended)
+    async fn reclaim<P: PartIndex<F, L>>(&self, _part: &P) -> Result<ReclaimOutcome, RemoteError> {
+        Ok(ReclaimOutcome::Ended)
     }
 
     async fn use_found(&self) {}

@@ -189,12 +189,12 @@ pub(crate) struct IndexOptions<K = u64> {
     /// Pool size of a design that has all its memory in one place.
     pub(crate) single_pool_bytes: usize,
     /// Which byte strings are in value blocks, if any.
-    pub(crate) blocks: Option<ValueBlocks>,
+    pub(crate) blocks: Option<ValueBlockOptions>,
 }
 
 /// Options of value blocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ValueBlocks {
+pub(crate) struct ValueBlockOptions {
     /// Longer values are in blocks.
     pub(crate) inline_bytes: usize,
     /// Bytes of cached blocks, of all compute servers together.
@@ -264,7 +264,7 @@ impl Provider for FabricConfig {
 }
 
 /// Work to do with a design, generic over it, on pages of layout `L`.
-pub(crate) trait Task<L: Layout = Fixed8> {
+pub(crate) trait DesignTask<L: Layout = Fixed8> {
     /// The result.
     type Output;
 
@@ -273,7 +273,7 @@ pub(crate) trait Task<L: Layout = Fixed8> {
 }
 
 /// Runs `task` with a design on a fabric.
-pub(crate) fn run<L: ValuePlace, T: Task<L>>(
+pub(crate) fn run<L: ValuePlace, T: DesignTask<L>>(
     design: DesignName,
     options: &IndexOptions<OwnedKey<L>>,
     fabric: &FabricConfig,
@@ -340,18 +340,18 @@ pub(crate) fn run<L: ValuePlace, T: Task<L>>(
 /// A layout, and what values of its records can be.
 pub(crate) trait ValuePlace: Layout {
     /// Runs `task` with a design on a fabric.
-    fn on_fabric<D: Design<Self>, T: Task<Self>>(
+    fn on_fabric<D: Design<Self>, T: DesignTask<Self>>(
         options: &D::Options,
-        blocks: Option<ValueBlocks>,
+        blocks: Option<ValueBlockOptions>,
         fabric: &FabricConfig,
         task: T,
     ) -> T::Output;
 }
 
 impl ValuePlace for Fixed8 {
-    fn on_fabric<D: Design<Self>, T: Task<Self>>(
+    fn on_fabric<D: Design<Self>, T: DesignTask<Self>>(
         options: &D::Options,
-        _blocks: Option<ValueBlocks>,
+        _blocks: Option<ValueBlockOptions>,
         fabric: &FabricConfig,
         task: T,
     ) -> T::Output {
@@ -361,15 +361,15 @@ impl ValuePlace for Fixed8 {
 
 /// Values may be in blocks: one copy of each design for each size of pages.
 impl<const WORDS: usize> ValuePlace for Bytes<WORDS> {
-    fn on_fabric<D: Design<Self>, T: Task<Self>>(
+    fn on_fabric<D: Design<Self>, T: DesignTask<Self>>(
         options: &D::Options,
-        blocks: Option<ValueBlocks>,
+        blocks: Option<ValueBlockOptions>,
         fabric: &FabricConfig,
         task: T,
     ) -> T::Output {
         let all_inline = BlockOptions::all_inline(options.clone());
         let options = match blocks {
-            Some(ValueBlocks { inline_bytes, cache_bytes }) => {
+            Some(ValueBlockOptions { inline_bytes, cache_bytes }) => {
                 BlockOptions { inline_bytes, cache_bytes, ..all_inline }
             }
             None => all_inline,

@@ -26,28 +26,28 @@ use std::process::ExitCode;
                   farleaf-lab bench --help\n  farleaf-lab sim --scenario all --seed 1 --count 100\n\n\
                   Exit codes: 0 success, 1 failure, 2 invalid command line or input file."
 )]
-struct Arguments {
+struct LabArguments {
     #[command(subcommand)]
-    command: Command,
+    command: LabCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum LabCommand {
     /// Run one index design on one workload or trace, and report throughput, latency and costs
-    Bench(Box<bench::Arguments>),
+    Bench(Box<bench::BenchArguments>),
     /// Repeat the papers' experiments on the simulator, and report which statements hold
-    Reproduce(reproduce::Arguments),
+    Reproduce(reproduce::ReproduceArguments),
     /// The same as `reproduce trees`
-    Figures(reproduce::Options),
+    Figures(reproduce::ExperimentOptions),
     /// The same as `reproduce dex --figure 8,9,12,trace`, or with `--part lsm` as `reproduce dlsm
     /// --figure 11,12,13`: what each part of a design contributes
     Ablation(reproduce::Ablation),
     /// Check scenarios of workloads and faults on a simulated cluster
-    Sim(sim::Arguments),
+    Sim(sim::SimArguments),
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match LabArguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
             let missing = "a command is missing: bench, reproduce or sim; see `farleaf-lab --help`";
@@ -55,11 +55,11 @@ fn main() -> ExitCode {
         }
     };
     let outcome = match arguments.command {
-        Command::Bench(arguments) => bench::run(&arguments).map(|()| true),
-        Command::Reproduce(arguments) => reproduce::run(&arguments),
-        Command::Figures(options) => reproduce::run(&options.figures()),
-        Command::Ablation(options) => reproduce::run(&options.figures()),
-        Command::Sim(arguments) => sim::run(&arguments),
+        LabCommand::Bench(arguments) => bench::run(&arguments).map(|()| true),
+        LabCommand::Reproduce(arguments) => reproduce::run(&arguments),
+        LabCommand::Figures(options) => reproduce::run(&options.figures()),
+        LabCommand::Ablation(options) => reproduce::run(&options.figures()),
+        LabCommand::Sim(arguments) => sim::run(&arguments),
     };
     exit::end(outcome, exit::is_callers)
 }
@@ -71,6 +71,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_well_formed() {
-        Arguments::command().debug_assert();
+        LabArguments::command().debug_assert();
     }
 }

@@ -15,7 +15,7 @@ use std::thread;
                         farleaf-lab sim --random 1000 --seed 1\n  \
                         farleaf-lab sim --mutants --count 2000\n\n\
                         Exit codes: 0 success, 1 a run violated an invariant (the output has the command that replays it), 2 invalid command line or input file.")]
-pub(crate) struct Arguments {
+pub(crate) struct SimArguments {
     /// Run the scenario of this file or name, `all` for all built-in ones, or `canary` for those
     /// with a planted bug, each of which must be caught within the seeds
     #[arg(long, value_name = "FILE|all|canary", default_value = "all")]
@@ -56,8 +56,8 @@ pub(crate) struct Arguments {
 }
 
 /// Runs scenarios; `false` if one of them failed.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let Arguments { scenario, sweep, death, random, kind, mutants, .. } = arguments;
+pub(crate) fn run(arguments: &SimArguments) -> anyhow::Result<bool> {
+    let SimArguments { scenario, sweep, death, random, kind, mutants, .. } = arguments;
     let processors = || thread::available_parallelism().map_or(1, usize::from);
     let jobs = arguments.jobs.unwrap_or_else(processors);
     let seeds = Seeds { first: arguments.seed, count: random.unwrap_or(arguments.count), jobs };

@@ -5,8 +5,9 @@
 //! `cargo bench -p farleaf-page --bench table_cost -- [RECORDS [TABLES [ROUNDS]]]`
 
 use farleaf_page::table::{
-    Below, Builder, Clip, Cursor, Found, Index, IndexKind, KeyBuf, Kind, MAX_SEQUENCE, Merge,
-    MergeOptions, Meta, Picked, Progress, Run, pick,
+    Clip, Compaction, CompactionProgress, IndexKind, KeyBuf, LowerLevels, MAX_SEQUENCE,
+    MergeOptions, Picked, RecordCursor, RecordKind, RecordRun, SsTableBuilder, SsTableIndex,
+    SsTableLookup, SsTableMeta, pick,
 };
 use std::hint::black_box;
 
@@ -21,13 +22,14 @@ fn key(number: u64) -> KeyBuf {
 
 struct Table {
     words: Vec<u64>,
-    meta: Meta,
+    meta: SsTableMeta,
 }
 
 fn build(id: u64, kind: IndexKind, keys: &[KeyBuf]) -> Table {
-    let (mut builder, mut words) = (Builder::new(id, 0, kind), Vec::with_capacity(keys.len() * 61));
+    let (mut builder, mut words) =
+        (SsTableBuilder::new(id, 0, kind), Vec::with_capacity(keys.len() * 61));
     for key in keys {
-        builder.add(key.key(), id, Kind::Value, &VALUE, &mut words).unwrap();
+        builder.add(key.key(), id, RecordKind::Value, &VALUE, &mut words).unwrap();
     }
     let meta = builder.finish(0, &mut words).unwrap();
     Table { words, meta }
@@ -43,24 +45,25 @@ fn merge(tables: &[Table], kind: IndexKind) -> (u64, u64) {
     let options = MergeOptions {
         range: Clip::default(),
         snapshots: Vec::new(),
-        below: Below::nothing(),
+        below: LowerLevels::nothing(),
         cuts: Vec::new(),
         table_words: 8 << 20,
     };
-    let mut merge = Merge::new(tables.len(), options);
+    let mut merge = Compaction::new(tables.len(), options);
     for (source, table) in tables.iter().enumerate() {
         merge.begin(source, table.meta.footer.table, &Clip::default()).unwrap();
     }
     let mut fed = vec![0; tables.len()];
-    let (mut builder, mut out) = (Builder::new(1000, 0, kind), Vec::with_capacity(PIECE * 2));
+    let (mut builder, mut out) =
+        (SsTableBuilder::new(1000, 0, kind), Vec::with_capacity(PIECE * 2));
     loop {
         // A server would send the output to the pool; here it is discarded.
         match merge.step(PIECE as u64, &mut builder, &mut out).unwrap() {
-            Progress::Spent => {
+            CompactionProgress::Spent => {
                 black_box(&out);
                 out.clear();
             }
-            Progress::NeedsInput(source) => {
+            CompactionProgress::NeedsInput(source) => {
                 let (data, begin) = (tables[source].data(), fed[source]);
                 if begin == data.len() {
                     merge.end(source).unwrap();
@@ -71,10 +74,10 @@ fn merge(tables: &[Table], kind: IndexKind) -> (u64, u64) {
                 fed[source] = end;
             }
             progress => {
-                let next = Builder::new(builder.table() + 1, 0, kind);
+                let next = SsTableBuilder::new(builder.table() + 1, 0, kind);
                 black_box(std::mem::replace(&mut builder, next).finish(1, &mut out));
                 out.clear();
-                if progress == Progress::Done {
+                if progress == CompactionProgress::Done {
                     return (merge.counts().words_in * 8, merge.counts().records_out);
                 }
             }
@@ -82,13 +85,13 @@ fn merge(tables: &[Table], kind: IndexKind) -> (u64, u64) {
     }
 }
 
-fn lookups(table: &Table, index: &Index, keys: &[KeyBuf]) -> usize {
+fn lookups(table: &Table, index: &SsTableIndex, keys: &[KeyBuf]) -> usize {
     let mut found = 0;
     for key in keys {
         let key = key.key();
         let words = match index.find(key, key.hash(), MAX_SEQUENCE).unwrap() {
-            Found::Absent => continue,
-            Found::Group(words) | Found::Record { words, .. } => words,
+            SsTableLookup::Absent => continue,
+            SsTableLookup::Group(words) | SsTableLookup::Record { words, .. } => words,
         };
         let words = &table.words[words.start as usize..words.end as usize];
         let picked = pick(words, table.meta.footer.table, key, MAX_SEQUENCE).unwrap();
@@ -143,14 +146,14 @@ fn main() {
             assert_eq!(records_out, records * tables);
             let table = &built[0];
             let time = processor_seconds();
-            let run = Run::new(table.data(), 1).unwrap();
-            let mut cursor = Cursor::at_start(&run);
+            let run = RecordRun::new(table.data(), 1).unwrap();
+            let mut cursor = RecordCursor::at_start(&run);
             while let Some(record) = cursor.next().unwrap() {
                 black_box(record);
             }
             samples[2].push(records as f64 / (processor_seconds() - time) / 1e6);
             let sections = table.words[table.data().len()..].to_vec();
-            let index = Index::open(sections, 1).unwrap();
+            let index = SsTableIndex::open(sections, 1).unwrap();
             for (place, keys, expected) in [(3, &present, records), (4, &absent, 0)] {
                 let time = processor_seconds();
                 let found = lookups(table, &index, keys);

@@ -3,11 +3,11 @@
 //!
 //! *Thread safety*: plain functions. The caller holds the leaf exclusively.
 
-use super::layout::{Entry, Layout, LeafDelete, LeafInsert, LeafReplace, OwnedValue};
+use super::layout::{Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, OwnedValue};
 use super::limits::TooLong;
 use super::view::Page;
 use super::weight::is_sparse;
-use super::words::Words;
+use super::words::PageWords;
 use std::borrow::Borrow;
 
 /// An operation on one key. It borrows its key and values while it runs, and owns them in a
@@ -17,12 +17,12 @@ pub struct LeafEdit<K, V> {
     /// The key that it reads or changes.
     pub key: K,
     /// The operation.
-    pub action: Action<V>,
+    pub action: EditAction<V>,
 }
 
 /// The operation on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action<V> {
+pub enum EditAction<V> {
     /// Looks up the value.
     Get,
     /// Adds the key if it is absent.
@@ -39,7 +39,7 @@ pub enum Action<V> {
 
 /// The result of an edit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer<V> {
+pub struct EditAnswer<V> {
     /// Whether the edit was applied. For a lookup: whether the key is present.
     pub applied: bool,
     /// The value found by a lookup, or by a compare-exchange that failed. Also the value that an
@@ -57,7 +57,7 @@ pub enum LeafOutcome<T> {
         /// The result of the operation.
         answer: T,
         /// A range that includes all changed words.
-        words: Words,
+        words: PageWords,
         /// Whether the leaf has so few records left that it should be merged.
         sparse: bool,
     },
@@ -68,7 +68,7 @@ pub enum LeafOutcome<T> {
 impl<K, V> LeafEdit<K, V> {
     /// Whether the edit can change anything.
     pub fn changes(&self) -> bool {
-        !matches!(self.action, Action::Get)
+        !matches!(self.action, EditAction::Get)
     }
 
     /// The same edit with a borrowed key and values.
@@ -78,13 +78,13 @@ impl<K, V> LeafEdit<K, V> {
         V: Borrow<W>,
     {
         let action = match &self.action {
-            Action::Get => Action::Get,
-            Action::Insert(value) => Action::Insert(value.borrow()),
-            Action::Update(value) => Action::Update(value.borrow()),
-            Action::Upsert(value) => Action::Upsert(value.borrow()),
-            Action::Remove => Action::Remove,
-            Action::CompareExchange(expected, new) => {
-                Action::CompareExchange(expected.borrow(), new.borrow())
+            EditAction::Get => EditAction::Get,
+            EditAction::Insert(value) => EditAction::Insert(value.borrow()),
+            EditAction::Update(value) => EditAction::Update(value.borrow()),
+            EditAction::Upsert(value) => EditAction::Upsert(value.borrow()),
+            EditAction::Remove => EditAction::Remove,
+            EditAction::CompareExchange(expected, new) => {
+                EditAction::CompareExchange(expected.borrow(), new.borrow())
             }
         };
         LeafEdit { key: self.key.borrow(), action }
@@ -95,22 +95,22 @@ impl<K: ?Sized + ToOwned, V: ?Sized + ToOwned> LeafEdit<&K, &V> {
     /// The same edit with its own copies of key and values.
     pub fn owned(&self) -> LeafEdit<K::Owned, V::Owned> {
         let action = match self.action {
-            Action::Get => Action::Get,
-            Action::Insert(value) => Action::Insert(value.to_owned()),
-            Action::Update(value) => Action::Update(value.to_owned()),
-            Action::Upsert(value) => Action::Upsert(value.to_owned()),
-            Action::Remove => Action::Remove,
-            Action::CompareExchange(expected, new) => {
-                Action::CompareExchange(expected.to_owned(), new.to_owned())
+            EditAction::Get => EditAction::Get,
+            EditAction::Insert(value) => EditAction::Insert(value.to_owned()),
+            EditAction::Update(value) => EditAction::Update(value.to_owned()),
+            EditAction::Upsert(value) => EditAction::Upsert(value.to_owned()),
+            EditAction::Remove => EditAction::Remove,
+            EditAction::CompareExchange(expected, new) => {
+                EditAction::CompareExchange(expected.to_owned(), new.to_owned())
             }
         };
         LeafEdit { key: self.key.to_owned(), action }
     }
 
     /// The record that the leaf would have after the edit. `None` if the edit never needs room.
-    pub fn new_record<L: Layout<Key = K, Value = V>>(&self) -> Option<Entry<L>> {
+    pub fn new_record<L: Layout<Key = K, Value = V>>(&self) -> Option<OverflowEntry<L>> {
         let value = self.new_value()?;
-        Some(Entry::Record(self.key.to_owned(), value.to_owned()))
+        Some(OverflowEntry::Record(self.key.to_owned(), value.to_owned()))
     }
 }
 
@@ -118,7 +118,7 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     /// Whether the edit would leave the leaf with too few records. Only an operation that holds the
     /// leaf's parents can merge it.
     pub fn would_leave_sparse<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
-        matches!(self.action, Action::Remove) && {
+        matches!(self.action, EditAction::Remove) && {
             let record = L::record_weight(page, self.key);
             record > 0 && is_sparse::<L>(L::weight(page).saturating_sub(record))
         }
@@ -143,11 +143,11 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
         record: impl Fn(&K, &V) -> Result<(), TooLong>,
     ) -> Result<(), TooLong> {
         match self.action {
-            Action::Get | Action::Remove => L::check_key(self.key),
-            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
+            EditAction::Get | EditAction::Remove => L::check_key(self.key),
+            EditAction::Insert(value) | EditAction::Update(value) | EditAction::Upsert(value) => {
                 record(self.key, value)
             }
-            Action::CompareExchange(expected, new) => {
+            EditAction::CompareExchange(expected, new) => {
                 record(self.key, expected)?;
                 record(self.key, new)
             }
@@ -158,8 +158,8 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     pub fn answer_after_split<L: Layout<Key = K, Value = V>>(
         &self,
         page: Page<'_, L>,
-    ) -> Answer<OwnedValue<L>> {
-        Answer { applied: true, found: L::leaf_reference(page, self.key) }
+    ) -> EditAnswer<OwnedValue<L>> {
+        EditAnswer { applied: true, found: L::leaf_reference(page, self.key) }
     }
 
     /// Whether the leaf has no room for the record that the edit leaves in it.
@@ -172,20 +172,22 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     pub fn apply<L: Layout<Key = K, Value = V>>(
         &self,
         page: Page<'_, L>,
-    ) -> LeafOutcome<Answer<OwnedValue<L>>> {
+    ) -> LeafOutcome<EditAnswer<OwnedValue<L>>> {
         let key = self.key;
         match self.action {
-            Action::Get => LeafOutcome::Nothing(Answer::from_lookup(L::leaf_get(page, key))),
-            Action::Insert(value) => insert(page, key, value),
-            Action::Update(value) => replace(page, key, value),
-            Action::Upsert(value) => match replace(page, key, value) {
+            EditAction::Get => {
+                LeafOutcome::Nothing(EditAnswer::from_lookup(L::leaf_get(page, key)))
+            }
+            EditAction::Insert(value) => insert(page, key, value),
+            EditAction::Update(value) => replace(page, key, value),
+            EditAction::Upsert(value) => match replace(page, key, value) {
                 LeafOutcome::Nothing(_) => insert(page, key, value),
                 replaced => replaced,
             },
-            Action::Remove => remove(page, key),
-            Action::CompareExchange(expected, new) => match L::leaf_get(page, key) {
+            EditAction::Remove => remove(page, key),
+            EditAction::CompareExchange(expected, new) => match L::leaf_get(page, key) {
                 Some(held) if L::value(&held) == expected => replace(page, key, new),
-                found => LeafOutcome::Nothing(Answer { applied: false, found }),
+                found => LeafOutcome::Nothing(EditAnswer { applied: false, found }),
             },
         }
     }
@@ -195,16 +197,16 @@ impl<K: ?Sized, V: ?Sized> LeafEdit<&K, &V> {
     /// The value that the key would have after the edit. `None` if the edit never needs room.
     fn new_value(&self) -> Option<&V> {
         match self.action {
-            Action::Insert(value)
-            | Action::Update(value)
-            | Action::Upsert(value)
-            | Action::CompareExchange(_, value) => Some(value),
-            Action::Get | Action::Remove => None,
+            EditAction::Insert(value)
+            | EditAction::Update(value)
+            | EditAction::Upsert(value)
+            | EditAction::CompareExchange(_, value) => Some(value),
+            EditAction::Get | EditAction::Remove => None,
         }
     }
 }
 
-impl<V> Answer<V> {
+impl<V> EditAnswer<V> {
     /// The answer of a lookup.
     pub fn from_lookup(found: Option<V>) -> Self {
         Self { applied: found.is_some(), found }
@@ -216,19 +218,19 @@ impl<V> Answer<V> {
     }
 }
 
-fn changed<V>(lost: Option<V>, words: Words, sparse: bool) -> LeafOutcome<Answer<V>> {
-    LeafOutcome::Changed { answer: Answer { applied: true, found: lost }, words, sparse }
+fn changed<V>(lost: Option<V>, words: PageWords, sparse: bool) -> LeafOutcome<EditAnswer<V>> {
+    LeafOutcome::Changed { answer: EditAnswer { applied: true, found: lost }, words, sparse }
 }
 
-fn nothing<V>() -> LeafOutcome<Answer<V>> {
-    LeafOutcome::Nothing(Answer::from_change(false))
+fn nothing<V>() -> LeafOutcome<EditAnswer<V>> {
+    LeafOutcome::Nothing(EditAnswer::from_change(false))
 }
 
 fn insert<L: Layout>(
     page: Page<'_, L>,
     key: &L::Key,
     value: &L::Value,
-) -> LeafOutcome<Answer<OwnedValue<L>>> {
+) -> LeafOutcome<EditAnswer<OwnedValue<L>>> {
     match L::leaf_insert(page, key, value) {
         LeafInsert::Inserted(words) => changed(None, words, false),
         LeafInsert::Exists => nothing(),
@@ -241,7 +243,7 @@ fn replace<L: Layout>(
     page: Page<'_, L>,
     key: &L::Key,
     value: &L::Value,
-) -> LeafOutcome<Answer<OwnedValue<L>>> {
+) -> LeafOutcome<EditAnswer<OwnedValue<L>>> {
     match L::leaf_replace(page, key, value) {
         LeafReplace::Replaced(words, lost) => changed(lost, words, false),
         LeafReplace::Absent => nothing(),
@@ -249,7 +251,7 @@ fn replace<L: Layout>(
     }
 }
 
-fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<Answer<OwnedValue<L>>> {
+fn remove<L: Layout>(page: Page<'_, L>, key: &L::Key) -> LeafOutcome<EditAnswer<OwnedValue<L>>> {
     match L::leaf_delete(page, key) {
         LeafDelete::Deleted(words, lost) => changed(lost, words, is_sparse::<L>(L::weight(page))),
         LeafDelete::Absent => nothing(),

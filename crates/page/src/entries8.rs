@@ -33,10 +33,11 @@
 use super::checksum::{chained_sum, sum_of};
 use super::fixed8::Fixed8;
 use super::layout::{
-    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+    FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, Probe, ScanWindow,
+    SplitPlan,
 };
 use super::lock_word::LockWord;
-use super::places::Places;
+use super::places::EntryPlaces;
 use super::trend::ends_a_run;
 use super::view::{HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
 use farleaf_fabric::GlobalAddr;
@@ -59,20 +60,20 @@ const RUN_STEPS: usize = 4;
 const TAG_BITS: u32 = 24;
 const TAG: u64 = (1 << TAG_BITS) - 1;
 
-type View<'a, const WORDS: usize, const HOPS: bool> = Page<'a, Entries8<WORDS, HOPS>>;
+type EntriesPage<'a, const WORDS: usize, const HOPS: bool> = Page<'a, Entries8<WORDS, HOPS>>;
 
 /// The same page as one of [`Fixed8`], for inner pages and headers.
 #[inline]
 fn plain<const WORDS: usize, const HOPS: bool>(
-    page: View<'_, WORDS, HOPS>,
+    page: EntriesPage<'_, WORDS, HOPS>,
 ) -> Page<'_, Fixed8<WORDS>> {
     Page::new(page.words())
 }
 
 impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
     #[inline]
-    fn places() -> Places {
-        Places::new(Fixed8::<WORDS>::page_words(), HOPS)
+    fn places() -> EntryPlaces {
+        EntryPlaces::new(Fixed8::<WORDS>::page_words(), HOPS)
     }
 
     /// Maximum number of records of a leaf.
@@ -94,19 +95,19 @@ impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
     }
 
     #[inline]
-    fn is_live(page: View<'_, WORDS, HOPS>, entry: usize) -> bool {
+    fn is_live(page: EntriesPage<'_, WORDS, HOPS>, entry: usize) -> bool {
         page.load(Self::check_word(entry)) & Self::live_bit(entry) != 0
     }
 
     #[inline]
-    fn record(page: View<'_, WORDS, HOPS>, entry: usize) -> (u64, u64) {
+    fn record(page: EntriesPage<'_, WORDS, HOPS>, entry: usize) -> (u64, u64) {
         let (key, value) = Self::places().record(entry);
         (page.load(key), page.load(value))
     }
 
     /// The check of a bucket whose live bits are those of `bits`.
     #[inline]
-    fn check_with(page: View<'_, WORDS, HOPS>, bucket: usize, bits: u64) -> u64 {
+    fn check_with(page: EntriesPage<'_, WORDS, HOPS>, bucket: usize, bits: u64) -> u64 {
         let per_check = Self::places().per_check();
         let entries = bucket * per_check..(bucket + 1) * per_check;
         let fields = entries.clone().flat_map(|entry| match bits & Self::live_bit(entry) {
@@ -120,52 +121,52 @@ impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
 
     /// The check that a bucket should have with its records and its live bits.
     #[inline]
-    fn due_check(page: View<'_, WORDS, HOPS>, bucket: usize) -> u64 {
+    fn due_check(page: EntriesPage<'_, WORDS, HOPS>, bucket: usize) -> u64 {
         Self::check_with(page, bucket, page.load(Self::places().check(bucket)))
     }
 
     #[inline]
-    fn is_whole(page: View<'_, WORDS, HOPS>, bucket: usize) -> bool {
+    fn is_whole(page: EntriesPage<'_, WORDS, HOPS>, bucket: usize) -> bool {
         page.load(Self::places().check(bucket)) == Self::due_check(page, bucket)
     }
 
     /// Whether the entry has a record that is not torn.
     #[inline]
-    fn is_sound(page: View<'_, WORDS, HOPS>, entry: usize) -> bool {
+    fn is_sound(page: EntriesPage<'_, WORDS, HOPS>, entry: usize) -> bool {
         Self::is_live(page, entry) && Self::is_whole(page, entry / Self::places().per_check())
     }
 
     /// The entry of a record. A torn one counts as absent.
     #[inline]
-    fn find(page: View<'_, WORDS, HOPS>, key: u64) -> Option<usize> {
+    fn find(page: EntriesPage<'_, WORDS, HOPS>, key: u64) -> Option<usize> {
         Self::places().entries_of(Fixed8::<WORDS>::hash(&key)).find(|&entry| {
             page.load(Self::places().record(entry).0) == key && Self::is_sound(page, entry)
         })
     }
 
-    fn set_live(page: View<'_, WORDS, HOPS>, entry: usize, live: bool) {
+    fn set_live(page: EntriesPage<'_, WORDS, HOPS>, entry: usize, live: bool) {
         let (word, bit) = (Self::check_word(entry), Self::live_bit(entry));
         let bits = if live { page.load(word) | bit } else { page.load(word) & !bit };
         page.store(word, Self::check_with(page, entry / Self::places().per_check(), bits));
     }
 
-    fn set_record(page: View<'_, WORDS, HOPS>, entry: usize, (key, value): (u64, u64)) {
+    fn set_record(page: EntriesPage<'_, WORDS, HOPS>, entry: usize, (key, value): (u64, u64)) {
         let (key_word, value_word) = Self::places().record(entry);
         page.store(key_word, key);
         page.store(value_word, value);
         Self::set_live(page, entry, true);
     }
 
-    fn live_entries(page: View<'_, WORDS, HOPS>) -> impl Iterator<Item = usize> {
+    fn live_entries(page: EntriesPage<'_, WORDS, HOPS>) -> impl Iterator<Item = usize> {
         (0..Self::most_records()).filter(move |&entry| Self::is_live(page, entry))
     }
 
-    fn sound_entries(page: View<'_, WORDS, HOPS>) -> impl Iterator<Item = usize> {
+    fn sound_entries(page: EntriesPage<'_, WORDS, HOPS>) -> impl Iterator<Item = usize> {
         (0..Self::most_records()).filter(move |&entry| Self::is_sound(page, entry))
     }
 
     /// The records, by key, each key once.
-    fn records(page: View<'_, WORDS, HOPS>) -> Vec<(u64, u64)> {
+    fn records(page: EntriesPage<'_, WORDS, HOPS>) -> Vec<(u64, u64)> {
         let sound = Self::sound_entries(page);
         let mut records: Vec<_> = sound.map(|entry| Self::record(page, entry)).collect();
         records.sort_unstable();
@@ -174,7 +175,7 @@ impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
     }
 
     /// Makes these the records of a leaf, if they have room.
-    fn set_records(page: View<'_, WORDS, HOPS>, records: &[(u64, u64)]) -> bool {
+    fn set_records(page: EntriesPage<'_, WORDS, HOPS>, records: &[(u64, u64)]) -> bool {
         Self::retain(page, |_| false);
         records.iter().all(|(key, value)| Self::leaf_insert(page, key, value).is_inserted())
     }
@@ -188,7 +189,7 @@ impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
     }
 
     /// Frees the entries of the keys for which `keep` is false.
-    fn retain(page: View<'_, WORDS, HOPS>, keep: impl Fn(u64) -> bool) {
+    fn retain(page: EntriesPage<'_, WORDS, HOPS>, keep: impl Fn(u64) -> bool) {
         for entry in Self::live_entries(page) {
             if !keep(Self::record(page, entry).0) {
                 Self::set_live(page, entry, false);
@@ -198,7 +199,7 @@ impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
 
     /// The moves that make room for a new key among the records whose keys `keep` accepts.
     fn moves(
-        page: View<'_, WORDS, HOPS>,
+        page: EntriesPage<'_, WORDS, HOPS>,
         key: u64,
         keep: impl Fn(u64) -> bool,
     ) -> Option<Vec<usize>> {
@@ -210,12 +211,12 @@ impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
     }
 
     /// Whether the page has only the window of a key (`open_window`).
-    fn is_window(page: View<'_, WORDS, HOPS>) -> bool {
+    fn is_window(page: EntriesPage<'_, WORDS, HOPS>) -> bool {
         HOPS && page.count() == 0
     }
 
     /// An entry for a new key, and whether records had to move for it.
-    fn make_room(page: View<'_, WORDS, HOPS>, key: u64) -> Option<(usize, bool)> {
+    fn make_room(page: EntriesPage<'_, WORDS, HOPS>, key: u64) -> Option<(usize, bool)> {
         let mut entries = Self::places().entries_of(Fixed8::<WORDS>::hash(&key));
         if let Some(free) = entries.find(|&entry| !Self::is_live(page, entry)) {
             return Some((free, false));
@@ -239,7 +240,7 @@ impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
     /// are in entries one after the other. In a hopscotch leaf, entries tell nothing, so the keys
     /// have to ([`ends_a_run`]).
     fn run_at(
-        page: View<'_, WORDS, HOPS>,
+        page: EntriesPage<'_, WORDS, HOPS>,
         records: &[(u64, u64)],
         (slot, key): (usize, u64),
     ) -> Option<usize> {
@@ -260,14 +261,14 @@ impl<const WORDS: usize, const HOPS: bool> Entries8<WORDS, HOPS> {
     }
 
     /// The words of a replica of the high fence and the version.
-    fn due_replica(page: View<'_, WORDS, HOPS>, place: usize) -> [u64; 2] {
+    fn due_replica(page: EntriesPage<'_, WORDS, HOPS>, place: usize) -> [u64; 2] {
         let high = Self::high(page).unwrap_or(0);
         let tag = page.lock_word().version() & TAG;
         let fields = [high, page.load(SELF_WORD), tag, place as u64];
         [high, tag << (64 - TAG_BITS) | sum_of(fields.into_iter()) >> TAG_BITS]
     }
 
-    fn replica(page: View<'_, WORDS, HOPS>, place: usize) -> [u64; 2] {
+    fn replica(page: EntriesPage<'_, WORDS, HOPS>, place: usize) -> [u64; 2] {
         [page.load(place), page.load(place + 1)]
     }
 
@@ -340,16 +341,16 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     }
 
     #[inline]
-    fn low(page: View<'_, WORDS, HOPS>) -> u64 {
+    fn low(page: EntriesPage<'_, WORDS, HOPS>) -> u64 {
         Fixed8::low(plain(page))
     }
 
     #[inline]
-    fn high(page: View<'_, WORDS, HOPS>) -> Option<u64> {
+    fn high(page: EntriesPage<'_, WORDS, HOPS>) -> Option<u64> {
         Fixed8::high(plain(page))
     }
 
-    fn format_entries(page: View<'_, WORDS, HOPS>, low: &u64, high: Option<&u64>) {
+    fn format_entries(page: EntriesPage<'_, WORDS, HOPS>, low: &u64, high: Option<&u64>) {
         Self::set_low(page, low);
         Self::set_high(page, high);
         if page.level() == 0 {
@@ -359,26 +360,26 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
         }
     }
 
-    fn set_low(page: View<'_, WORDS, HOPS>, low: &u64) {
+    fn set_low(page: EntriesPage<'_, WORDS, HOPS>, low: &u64) {
         Fixed8::set_low(plain(page), low);
     }
 
-    fn set_high(page: View<'_, WORDS, HOPS>, high: Option<&u64>) {
+    fn set_high(page: EntriesPage<'_, WORDS, HOPS>, high: Option<&u64>) {
         Fixed8::set_high(plain(page), high);
     }
 
     #[inline]
-    fn reach(page: View<'_, WORDS, HOPS>, probe: Probe<'_, u64>) -> FencePosition {
+    fn reach(page: EntriesPage<'_, WORDS, HOPS>, probe: Probe<'_, u64>) -> FencePosition {
         Fixed8::reach(plain(page), probe)
     }
 
     #[inline]
-    fn leaf_get(page: View<'_, WORDS, HOPS>, key: &u64) -> Option<u64> {
+    fn leaf_get(page: EntriesPage<'_, WORDS, HOPS>, key: &u64) -> Option<u64> {
         Self::find(page, *key).map(|slot| Self::record(page, slot).1)
     }
 
     fn leaf_collect(
-        page: View<'_, WORDS, HOPS>,
+        page: EntriesPage<'_, WORDS, HOPS>,
         window: &ScanWindow<'_, u64>,
         out: &mut Vec<(u64, u64)>,
     ) -> usize {
@@ -392,7 +393,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
         out.len() - before
     }
 
-    fn leaf_insert(page: View<'_, WORDS, HOPS>, key: &u64, value: &u64) -> LeafInsert {
+    fn leaf_insert(page: EntriesPage<'_, WORDS, HOPS>, key: &u64, value: &u64) -> LeafInsert {
         if Self::find(page, *key).is_some() {
             return LeafInsert::Exists;
         }
@@ -404,17 +405,21 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     }
 
     #[inline]
-    fn leaf_replace(page: View<'_, WORDS, HOPS>, key: &u64, value: &u64) -> LeafReplace<u64> {
+    fn leaf_replace(
+        page: EntriesPage<'_, WORDS, HOPS>,
+        key: &u64,
+        value: &u64,
+    ) -> LeafReplace<u64> {
         let Some(entry) = Self::find(page, *key) else { return LeafReplace::Absent };
         Self::set_record(page, entry, (*key, *value));
         LeafReplace::Replaced(Self::places().value_words(entry).into(), None)
     }
 
-    fn leaf_has_room(page: View<'_, WORDS, HOPS>, key: &u64, _value: &u64) -> bool {
+    fn leaf_has_room(page: EntriesPage<'_, WORDS, HOPS>, key: &u64, _value: &u64) -> bool {
         Self::find(page, *key).is_some() || Self::moves(page, *key, |_| true).is_some()
     }
 
-    fn leaf_delete(page: View<'_, WORDS, HOPS>, key: &u64) -> LeafDelete<u64> {
+    fn leaf_delete(page: EntriesPage<'_, WORDS, HOPS>, key: &u64) -> LeafDelete<u64> {
         let Some(entry) = Self::find(page, *key) else { return LeafDelete::Absent };
         Self::set_live(page, entry, false);
         let check = Self::check_word(entry);
@@ -423,7 +428,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
 
     /// The free entries of a leaf.
     #[inline]
-    fn deleted_count(page: View<'_, WORDS, HOPS>) -> usize {
+    fn deleted_count(page: EntriesPage<'_, WORDS, HOPS>) -> usize {
         match page.level() {
             0 => page.count().saturating_sub(Self::live_entries(page).count()),
             _ => 0,
@@ -431,7 +436,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     }
 
     /// Free entries are used again as they are.
-    fn leaf_compact(_page: View<'_, WORDS, HOPS>) -> usize {
+    fn leaf_compact(_page: EntriesPage<'_, WORDS, HOPS>) -> usize {
         0
     }
 
@@ -444,7 +449,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     }
 
     fn open_window(
-        page: View<'_, WORDS, HOPS>,
+        page: EntriesPage<'_, WORDS, HOPS>,
         at: GlobalAddr,
         key: &u64,
         unchecked: bool,
@@ -460,7 +465,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
                 && buckets.all(|bucket| Self::is_whole(page, bucket))
     }
 
-    fn record_place(page: View<'_, WORDS, HOPS>, key: &u64) -> Option<Range<usize>> {
+    fn record_place(page: EntriesPage<'_, WORDS, HOPS>, key: &u64) -> Option<Range<usize>> {
         Self::find(page, *key).map(|entry| Self::places().bucket_of(entry))
     }
 
@@ -470,7 +475,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     }
 
     #[inline]
-    fn search_words(page: View<'_, WORDS, HOPS>) -> Range<usize> {
+    fn search_words(page: EntriesPage<'_, WORDS, HOPS>) -> Range<usize> {
         match page.level() {
             0 => HEADER_WORDS..Self::page_words(),
             _ => Fixed8::search_words(plain(page)),
@@ -478,74 +483,74 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     }
 
     #[inline]
-    fn inner_slot(page: View<'_, WORDS, HOPS>, probe: Probe<'_, u64>) -> usize {
+    fn inner_slot(page: EntriesPage<'_, WORDS, HOPS>, probe: Probe<'_, u64>) -> usize {
         Fixed8::inner_slot(plain(page), probe)
     }
 
     #[inline]
-    fn inner_child_word(page: View<'_, WORDS, HOPS>, slot: usize) -> usize {
+    fn inner_child_word(page: EntriesPage<'_, WORDS, HOPS>, slot: usize) -> usize {
         Fixed8::inner_child_word(plain(page), slot)
     }
 
     #[inline]
-    fn inner_child(page: View<'_, WORDS, HOPS>, slot: usize) -> GlobalAddr {
+    fn inner_child(page: EntriesPage<'_, WORDS, HOPS>, slot: usize) -> GlobalAddr {
         Fixed8::inner_child(plain(page), slot)
     }
 
-    fn inner_set_child(page: View<'_, WORDS, HOPS>, slot: usize, child: GlobalAddr) {
+    fn inner_set_child(page: EntriesPage<'_, WORDS, HOPS>, slot: usize, child: GlobalAddr) {
         Fixed8::inner_set_child(plain(page), slot, child);
     }
 
-    fn inner_key(page: View<'_, WORDS, HOPS>, slot: usize) -> u64 {
+    fn inner_key(page: EntriesPage<'_, WORDS, HOPS>, slot: usize) -> u64 {
         Fixed8::inner_key(plain(page), slot)
     }
 
-    fn inner_insert(page: View<'_, WORDS, HOPS>, key: &u64, child: GlobalAddr) -> bool {
+    fn inner_insert(page: EntriesPage<'_, WORDS, HOPS>, key: &u64, child: GlobalAddr) -> bool {
         Fixed8::inner_insert(plain(page), key, child)
     }
 
-    fn inner_has_room(page: View<'_, WORDS, HOPS>, key: &u64) -> bool {
+    fn inner_has_room(page: EntriesPage<'_, WORDS, HOPS>, key: &u64) -> bool {
         Fixed8::inner_has_room(plain(page), key)
     }
 
-    fn inner_remove(page: View<'_, WORDS, HOPS>, slot: usize) {
+    fn inner_remove(page: EntriesPage<'_, WORDS, HOPS>, slot: usize) {
         Fixed8::inner_remove(plain(page), slot);
     }
 
-    fn inner_set_key(page: View<'_, WORDS, HOPS>, slot: usize, key: &u64) -> bool {
+    fn inner_set_key(page: EntriesPage<'_, WORDS, HOPS>, slot: usize, key: &u64) -> bool {
         Fixed8::inner_set_key(plain(page), slot, key)
     }
 
-    fn inner_can_set_key(page: View<'_, WORDS, HOPS>, slot: usize, key: &u64) -> bool {
+    fn inner_can_set_key(page: EntriesPage<'_, WORDS, HOPS>, slot: usize, key: &u64) -> bool {
         Fixed8::inner_can_set_key(plain(page), slot, key)
     }
 
     #[inline]
-    fn weight(page: View<'_, WORDS, HOPS>) -> usize {
+    fn weight(page: EntriesPage<'_, WORDS, HOPS>) -> usize {
         match page.level() {
             0 => page.live_count() * Self::full() / Self::most_records(),
             _ => Fixed8::weight(plain(page)),
         }
     }
 
-    fn record_weight(page: View<'_, WORDS, HOPS>, key: &u64) -> usize {
+    fn record_weight(page: EntriesPage<'_, WORDS, HOPS>, key: &u64) -> usize {
         usize::from(Self::find(page, *key).is_some()) * Self::full() / Self::most_records()
     }
 
-    fn is_full(page: View<'_, WORDS, HOPS>) -> bool {
+    fn is_full(page: EntriesPage<'_, WORDS, HOPS>) -> bool {
         match page.level() {
             0 => Self::live_entries(page).count() == Self::most_records(),
             _ => Fixed8::is_full(plain(page)),
         }
     }
 
-    fn clear_unused(page: View<'_, WORDS, HOPS>) {
+    fn clear_unused(page: EntriesPage<'_, WORDS, HOPS>) {
         if page.level() > 0 {
             Fixed8::clear_unused(plain(page));
         }
     }
 
-    fn seal_entries(page: View<'_, WORDS, HOPS>) {
+    fn seal_entries(page: EntriesPage<'_, WORDS, HOPS>) {
         if page.level() > 0 {
             return;
         }
@@ -560,14 +565,14 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     }
 
     #[inline]
-    fn entries_are_whole(page: View<'_, WORDS, HOPS>) -> bool {
+    fn entries_are_whole(page: EntriesPage<'_, WORDS, HOPS>) -> bool {
         let is_due = |place| Self::replica(page, place) == Self::due_replica(page, place);
         page.level() > 0
             || (0..Self::places().buckets()).all(|bucket| Self::is_whole(page, bucket))
                 && Self::places().replicas().all(is_due)
     }
 
-    fn mended_entries(page: View<'_, WORDS, HOPS>, drops: bool) -> Vec<(usize, u64)> {
+    fn mended_entries(page: EntriesPage<'_, WORDS, HOPS>, drops: bool) -> Vec<(usize, u64)> {
         if page.level() > 0 {
             return Vec::new();
         }
@@ -583,7 +588,10 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     /// entry. In a hopscotch leaf, the entries that can hold the pending key may all be in its
     /// half. Then the split is next to that key: those entries are not all below it and not all
     /// above it.
-    fn split_plan(page: View<'_, WORDS, HOPS>, pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
+    fn split_plan(
+        page: EntriesPage<'_, WORDS, HOPS>,
+        pending: Option<&OverflowEntry<Self>>,
+    ) -> SplitPlan<u64> {
         if page.level() > 0 {
             let probe = pending.map(|entry| Probe::Before(entry.key()));
             let below = probe.map(|probe| Fixed8::inner_slot(plain(page), probe) + 1);
@@ -592,7 +600,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
         let records = Self::records(page);
         let before = |slot: usize| SplitPlan { slot, separator: records[slot].0 };
         let middle = before(records.len() / 2);
-        let Some(Entry::Record(key, _)) = pending else { return middle };
+        let Some(OverflowEntry::Record(key, _)) = pending else { return middle };
         let has_room = |plan: &SplitPlan<u64>| {
             let is_above = |other: u64| other >= plan.separator;
             !HOPS || Self::moves(page, *key, |other| is_above(other) == is_above(*key)).is_some()
@@ -615,8 +623,8 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
 
     /// Records keep their entries, which are those of their keys in any leaf.
     fn split_copy(
-        left: View<'_, WORDS, HOPS>,
-        right: View<'_, WORDS, HOPS>,
+        left: EntriesPage<'_, WORDS, HOPS>,
+        right: EntriesPage<'_, WORDS, HOPS>,
         right_at: GlobalAddr,
         plan: &SplitPlan<u64>,
     ) {
@@ -633,14 +641,14 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
         }
     }
 
-    fn split_truncate(left: View<'_, WORDS, HOPS>, plan: &SplitPlan<u64>) {
+    fn split_truncate(left: EntriesPage<'_, WORDS, HOPS>, plan: &SplitPlan<u64>) {
         match left.level() {
             0 => Self::retain(left, |key| key < plan.separator),
             _ => Fixed8::split_truncate(plain(left), plan),
         }
     }
 
-    fn trim(page: View<'_, WORDS, HOPS>, low: &u64, high: Option<&u64>) -> bool {
+    fn trim(page: EntriesPage<'_, WORDS, HOPS>, low: &u64, high: Option<&u64>) -> bool {
         if page.level() > 0 {
             return Fixed8::trim(plain(page), low, high);
         }
@@ -650,7 +658,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
         true
     }
 
-    fn leaf_sum(page: View<'_, WORDS, HOPS>) -> u64 {
+    fn leaf_sum(page: EntriesPage<'_, WORDS, HOPS>) -> u64 {
         let header = [SELF_WORD, LOW_WORD, HIGH_WORD, META_WORD].map(|word| page.load(word));
         let entry = |entry| {
             let (key, _) = Self::record(page, entry);
@@ -659,7 +667,10 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
         chained_sum(header.into_iter().chain((0..Self::most_records()).flat_map(entry)))
     }
 
-    fn fits_merged(left: View<'_, WORDS, HOPS>, right: View<'_, WORDS, HOPS>) -> bool {
+    fn fits_merged(
+        left: EntriesPage<'_, WORDS, HOPS>,
+        right: EntriesPage<'_, WORDS, HOPS>,
+    ) -> bool {
         match left.level() {
             0 => {
                 let most = Self::most_records() - Self::most_records() / 8;
@@ -670,7 +681,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
         }
     }
 
-    fn merge(left: View<'_, WORDS, HOPS>, right: View<'_, WORDS, HOPS>) {
+    fn merge(left: EntriesPage<'_, WORDS, HOPS>, right: EntriesPage<'_, WORDS, HOPS>) {
         if left.level() > 0 {
             return Fixed8::merge(plain(left), plain(right));
         }
@@ -681,8 +692,8 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     }
 
     fn rebalance(
-        left: View<'_, WORDS, HOPS>,
-        right: View<'_, WORDS, HOPS>,
+        left: EntriesPage<'_, WORDS, HOPS>,
+        right: EntriesPage<'_, WORDS, HOPS>,
         fits: impl Fn(&u64) -> bool,
     ) -> Option<u64> {
         if left.level() > 0 {
@@ -707,7 +718,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
 
     fn fill_leaf(
         _filling: &mut (),
-        page: View<'_, WORDS, HOPS>,
+        page: EntriesPage<'_, WORDS, HOPS>,
         (key, value): (&u64, &u64),
         fill: usize,
     ) -> bool {
@@ -717,14 +728,14 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
 
     fn fill_inner(
         filling: &mut (),
-        page: View<'_, WORDS, HOPS>,
+        page: EntriesPage<'_, WORDS, HOPS>,
         child: (&u64, GlobalAddr),
         fill: usize,
     ) -> bool {
         Fixed8::fill_inner(filling, plain(page), child, fill)
     }
 
-    fn is_filled(filling: &(), page: View<'_, WORDS, HOPS>, fill: usize) -> bool {
+    fn is_filled(filling: &(), page: EntriesPage<'_, WORDS, HOPS>, fill: usize) -> bool {
         match page.level() {
             0 => page.live_count() >= Self::leaf_fill(fill),
             _ => Fixed8::is_filled(filling, plain(page), fill),
@@ -740,7 +751,7 @@ mod tests {
     use farleaf_fabric::sync::{AtomicU64, Ordering};
     use std::ops::Bound;
 
-    type Leaf = Entries8<128>;
+    type EntriesLeaf = Entries8<128>;
     type Hops = Entries8<128, true>;
 
     fn words() -> Vec<AtomicU64> {
@@ -835,7 +846,7 @@ mod tests {
     fn entries_of_two_versions_do_not_mix() {
         let (one, other) = (words(), words());
         let (page, _) = (leaf::<false>(&one, 0), leaf::<false>(&other, 1));
-        for word in [0, 7, Leaf::check_word(0), Leaf::check_word(30)] {
+        for word in [0, 7, EntriesLeaf::check_word(0), EntriesLeaf::check_word(30)] {
             let held = one[word].swap(other[word].load(Ordering::Relaxed), Ordering::Relaxed);
             assert!(!page.is_of_one_piece(), "word {word}");
             one[word].store(held, Ordering::Relaxed);
@@ -847,21 +858,21 @@ mod tests {
     #[test]
     fn a_full_leaf_splits_in_two() {
         let (one, other) = (words(), words());
-        let (left, right) = (leaf::<false>(&one, 0), Page::<Leaf>::new(&other));
+        let (left, right) = (leaf::<false>(&one, 0), Page::<EntriesLeaf>::new(&other));
         let mut keys: Vec<u64> = (5..20).collect();
         for key in (0..140).rev().map(|number| 20 + number * 7) {
-            if Leaf::leaf_insert(left, &key, &(key * 3)) == LeafInsert::Full {
+            if EntriesLeaf::leaf_insert(left, &key, &(key * 3)) == LeafInsert::Full {
                 break;
             }
             keys.push(key);
         }
-        assert!(Leaf::is_full(left) && keys.len() == 40 && left.live_count() == 40);
+        assert!(EntriesLeaf::is_full(left) && keys.len() == 40 && left.live_count() == 40);
         keys.sort_unstable();
-        let plan = Leaf::split_plan(left, None);
+        let plan = EntriesLeaf::split_plan(left, None);
         let at = GlobalAddr::new(ServerId::new(0), 8192);
-        Leaf::split_copy(left, right, at, &plan);
-        Leaf::split_truncate(left, &plan);
-        Leaf::split_link(left, &plan.separator, at);
+        EntriesLeaf::split_copy(left, right, at, &plan);
+        EntriesLeaf::split_truncate(left, &plan);
+        EntriesLeaf::split_link(left, &plan.separator, at);
         let all = ScanWindow {
             lower: Bound::Unbounded,
             upper: Bound::Unbounded,
@@ -869,13 +880,13 @@ mod tests {
             limit: 100,
         };
         let mut found = Vec::new();
-        assert_eq!(Leaf::leaf_collect(left, &all, &mut found), 20);
-        assert_eq!(Leaf::leaf_collect(right, &all, &mut found), 20);
+        assert_eq!(EntriesLeaf::leaf_collect(left, &all, &mut found), 20);
+        assert_eq!(EntriesLeaf::leaf_collect(right, &all, &mut found), 20);
         assert_eq!(found, keys.iter().map(|key| (*key, key * 3)).collect::<Vec<_>>());
-        assert_eq!((Leaf::high(left), Leaf::low(right)), (Some(keys[20]), keys[20]));
+        assert_eq!((EntriesLeaf::high(left), EntriesLeaf::low(right)), (Some(keys[20]), keys[20]));
         let mut downwards = Vec::new();
         let some = ScanWindow { reverse: true, limit: 3, upper: Bound::Excluded(&keys[39]), ..all };
-        Leaf::leaf_collect(right, &some, &mut downwards);
+        EntriesLeaf::leaf_collect(right, &some, &mut downwards);
         let expected = [38, 37, 36].map(|number| (keys[number], keys[number] * 3));
         assert_eq!(downwards, expected);
     }
@@ -956,7 +967,7 @@ mod tests {
             };
             assert!(!Hops::leaf_has_room(left, &pending, &0));
             held += if seed.is_multiple_of(2) { keys.len() } else { 0 };
-            let record = Entry::<Hops>::Record(pending, !pending);
+            let record = OverflowEntry::<Hops>::Record(pending, !pending);
             let plan = Hops::split_plan(left, Some(&record));
             beside += usize::from(plan != Hops::split_plan(left, None));
             let at = GlobalAddr::new(ServerId::new(0), 8192);

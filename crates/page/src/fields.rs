@@ -5,20 +5,20 @@
 //!
 //! *Thread safety*: plain functions.
 
-use super::{Action, Answer, LeafEdit, Put, Wire};
+use super::{EditAction, EditAnswer, LeafEdit, PutField, WireField};
 use farleaf_fabric::{GlobalAddr, Message};
 use std::ops::Bound;
 
 macro_rules! integers {
     ($($integer:ty),+) => {
-        $(impl Put for $integer {
+        $(impl PutField for $integer {
             #[inline]
             fn put(&self, to: &mut Message) {
                 to.extend_from_slice(&self.to_le_bytes());
             }
         }
 
-        impl Wire for $integer {
+        impl WireField for $integer {
             #[inline]
             fn take(from: &mut &[u8]) -> Option<Self> {
                 let (bytes, rest) = from.split_first_chunk()?;
@@ -31,7 +31,7 @@ macro_rules! integers {
 
 integers!(u16, u32, u64);
 
-impl Put for u8 {
+impl PutField for u8 {
     #[inline]
     fn put(&self, to: &mut Message) {
         to.push(*self);
@@ -43,7 +43,7 @@ impl Put for u8 {
     }
 }
 
-impl Wire for u8 {
+impl WireField for u8 {
     #[inline]
     fn take(from: &mut &[u8]) -> Option<Self> {
         let (byte, rest) = from.split_first()?;
@@ -59,21 +59,21 @@ impl Wire for u8 {
     }
 }
 
-impl<T: ?Sized + Put> Put for &T {
+impl<T: ?Sized + PutField> PutField for &T {
     #[inline]
     fn put(&self, to: &mut Message) {
         (**self).put(to);
     }
 }
 
-impl Put for bool {
+impl PutField for bool {
     #[inline]
     fn put(&self, to: &mut Message) {
         to.push(u8::from(*self));
     }
 }
 
-impl Wire for bool {
+impl WireField for bool {
     #[inline]
     fn take(from: &mut &[u8]) -> Option<Self> {
         match u8::take(from)? {
@@ -84,19 +84,19 @@ impl Wire for bool {
     }
 }
 
-impl Put for GlobalAddr {
+impl PutField for GlobalAddr {
     fn put(&self, to: &mut Message) {
         self.to_bits().put(to);
     }
 }
 
-impl Wire for GlobalAddr {
+impl WireField for GlobalAddr {
     fn take(from: &mut &[u8]) -> Option<Self> {
         u64::take(from).map(Self::from_bits)
     }
 }
 
-impl<T: Put> Put for Option<T> {
+impl<T: PutField> PutField for Option<T> {
     #[inline]
     fn put(&self, to: &mut Message) {
         self.is_some().put(to);
@@ -106,14 +106,14 @@ impl<T: Put> Put for Option<T> {
     }
 }
 
-impl<T: Wire> Wire for Option<T> {
+impl<T: WireField> WireField for Option<T> {
     #[inline]
     fn take(from: &mut &[u8]) -> Option<Self> {
         Some(if bool::take(from)? { Some(T::take(from)?) } else { None })
     }
 }
 
-impl<K: Put> Put for Bound<K> {
+impl<K: PutField> PutField for Bound<K> {
     fn put(&self, to: &mut Message) {
         match self {
             Self::Unbounded => to.push(0),
@@ -129,7 +129,7 @@ impl<K: Put> Put for Bound<K> {
     }
 }
 
-impl<K: Wire> Wire for Bound<K> {
+impl<K: WireField> WireField for Bound<K> {
     fn take(from: &mut &[u8]) -> Option<Self> {
         Some(match u8::take(from)? {
             0 => Self::Unbounded,
@@ -140,34 +140,34 @@ impl<K: Wire> Wire for Bound<K> {
     }
 }
 
-impl<K: Put, V: Put> Put for (K, V) {
+impl<K: PutField, V: PutField> PutField for (K, V) {
     fn put(&self, to: &mut Message) {
         self.0.put(to);
         self.1.put(to);
     }
 }
 
-impl<K: Wire, V: Wire> Wire for (K, V) {
+impl<K: WireField, V: WireField> WireField for (K, V) {
     fn take(from: &mut &[u8]) -> Option<Self> {
         Some((K::take(from)?, V::take(from)?))
     }
 }
 
 /// A list: its length as a `u32`, then the items.
-impl<T: Put> Put for [T] {
+impl<T: PutField> PutField for [T] {
     fn put(&self, to: &mut Message) {
         u32::try_from(self.len()).unwrap_or(u32::MAX).put(to);
         T::put_each(self, to);
     }
 }
 
-impl<T: Put> Put for Vec<T> {
+impl<T: PutField> PutField for Vec<T> {
     fn put(&self, to: &mut Message) {
         self.as_slice().put(to);
     }
 }
 
-impl<T: Wire> Wire for Vec<T> {
+impl<T: WireField> WireField for Vec<T> {
     fn take(from: &mut &[u8]) -> Option<Self> {
         T::take_each(u32::take(from)? as usize, from)
     }
@@ -178,13 +178,13 @@ pub mod short {
     use super::*;
 
     /// Appends the list to a message.
-    pub fn put<T: Put>(list: &[T], to: &mut Message) {
+    pub fn put<T: PutField>(list: &[T], to: &mut Message) {
         u16::try_from(list.len()).unwrap_or(u16::MAX).put(to);
         T::put_each(list, to);
     }
 
     /// Takes the list off the front of a message.
-    pub fn take<T: Wire>(from: &mut &[u8]) -> Option<Vec<T>> {
+    pub fn take<T: WireField>(from: &mut &[u8]) -> Option<Vec<T>> {
         T::take_each(u16::take(from)?.into(), from)
     }
 }
@@ -194,12 +194,12 @@ pub mod rest {
     use super::*;
 
     /// Appends the list to a message.
-    pub fn put<T: Put>(list: &[T], to: &mut Message) {
+    pub fn put<T: PutField>(list: &[T], to: &mut Message) {
         list.iter().for_each(|item| item.put(to));
     }
 
     /// Takes the list off the front of a message.
-    pub fn take<T: Wire>(from: &mut &[u8]) -> Option<Vec<T>> {
+    pub fn take<T: WireField>(from: &mut &[u8]) -> Option<Vec<T>> {
         let mut list = Vec::with_capacity(from.len() / size_of::<T>().max(1));
         while !from.is_empty() {
             list.push(T::take(from)?);
@@ -208,7 +208,7 @@ pub mod rest {
     }
 }
 
-impl<V: Put> Put for Answer<V> {
+impl<V: PutField> PutField for EditAnswer<V> {
     #[inline]
     fn put(&self, to: &mut Message) {
         self.applied.put(to);
@@ -216,21 +216,21 @@ impl<V: Put> Put for Answer<V> {
     }
 }
 
-impl<V: Wire> Wire for Answer<V> {
+impl<V: WireField> WireField for EditAnswer<V> {
     #[inline]
     fn take(from: &mut &[u8]) -> Option<Self> {
-        Some(Self { applied: Wire::take(from)?, found: Wire::take(from)? })
+        Some(Self { applied: WireField::take(from)?, found: WireField::take(from)? })
     }
 }
 
 /// The number of an edit's action, then its key and its values.
-impl<K: Put, V: Put> Put for LeafEdit<K, V> {
+impl<K: PutField, V: PutField> PutField for LeafEdit<K, V> {
     fn put(&self, to: &mut Message) {
         put_edit(0, self, to);
     }
 }
 
-impl<K: Wire, V: Wire> Wire for LeafEdit<K, V> {
+impl<K: WireField, V: WireField> WireField for LeafEdit<K, V> {
     fn take(from: &mut &[u8]) -> Option<Self> {
         take_edit(u8::take(from)?, from)
     }
@@ -241,14 +241,14 @@ pub const ACTIONS: u8 = 6;
 
 /// Encodes an edit; actions are numbered from `first` on.
 #[inline]
-pub fn put_edit<K: Put, V: Put>(first: u8, edit: &LeafEdit<K, V>, to: &mut Message) {
+pub fn put_edit<K: PutField, V: PutField>(first: u8, edit: &LeafEdit<K, V>, to: &mut Message) {
     let (number, values) = match &edit.action {
-        Action::Get => (0, [None, None]),
-        Action::Insert(value) => (1, [Some(value), None]),
-        Action::Update(value) => (2, [Some(value), None]),
-        Action::Upsert(value) => (3, [Some(value), None]),
-        Action::Remove => (4, [None, None]),
-        Action::CompareExchange(expected, new) => (5, [Some(expected), Some(new)]),
+        EditAction::Get => (0, [None, None]),
+        EditAction::Insert(value) => (1, [Some(value), None]),
+        EditAction::Update(value) => (2, [Some(value), None]),
+        EditAction::Upsert(value) => (3, [Some(value), None]),
+        EditAction::Remove => (4, [None, None]),
+        EditAction::CompareExchange(expected, new) => (5, [Some(expected), Some(new)]),
     };
     to.push(first + number);
     edit.key.put(to);
@@ -257,15 +257,18 @@ pub fn put_edit<K: Put, V: Put>(first: u8, edit: &LeafEdit<K, V>, to: &mut Messa
 
 /// Decodes an edit of the action with this number.
 #[inline]
-pub fn take_edit<K: Wire, V: Wire>(number: u8, from: &mut &[u8]) -> Option<LeafEdit<K, V>> {
+pub fn take_edit<K: WireField, V: WireField>(
+    number: u8,
+    from: &mut &[u8],
+) -> Option<LeafEdit<K, V>> {
     let key = K::take(from)?;
     let action = match number {
-        0 => Action::Get,
-        1 => Action::Insert(V::take(from)?),
-        2 => Action::Update(V::take(from)?),
-        3 => Action::Upsert(V::take(from)?),
-        4 => Action::Remove,
-        5 => Action::CompareExchange(V::take(from)?, V::take(from)?),
+        0 => EditAction::Get,
+        1 => EditAction::Insert(V::take(from)?),
+        2 => EditAction::Update(V::take(from)?),
+        3 => EditAction::Upsert(V::take(from)?),
+        4 => EditAction::Remove,
+        5 => EditAction::CompareExchange(V::take(from)?, V::take(from)?),
         _ => return None,
     };
     Some(LeafEdit { key, action })

@@ -17,10 +17,11 @@ use super::checksum::chained_sum;
 use super::chosen::{CHOSEN, is_sensible, words_of};
 use super::entries8::Entries8;
 use super::layout::{
-    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+    FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, Probe, ScanWindow,
+    SplitPlan,
 };
 use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
-use super::words::Words;
+use super::words::PageWords;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Ordering;
 use std::ops::{Bound, Range};
@@ -38,35 +39,35 @@ const fn capacity_of(words: usize) -> usize {
     (words - HEADER_WORDS) / 2
 }
 
-type View<'a, const WORDS: usize> = Page<'a, Fixed8<WORDS>>;
+type FixedPage<'a, const WORDS: usize> = Page<'a, Fixed8<WORDS>>;
 
 impl<const WORDS: usize> Fixed8<WORDS> {
     const IS_SENSIBLE: () = assert!(WORDS == CHOSEN || is_sensible(WORDS));
 
     #[inline]
-    fn record_key(page: View<'_, WORDS>, slot: usize) -> u64 {
+    fn record_key(page: FixedPage<'_, WORDS>, slot: usize) -> u64 {
         page.load(HEADER_WORDS + 2 * slot)
     }
 
     #[inline]
-    fn record_value(page: View<'_, WORDS>, slot: usize) -> u64 {
+    fn record_value(page: FixedPage<'_, WORDS>, slot: usize) -> u64 {
         page.load(HEADER_WORDS + 2 * slot + 1)
     }
 
     /// The count, the deleted bits, and all entries.
     #[inline]
-    fn inserted_words(page: View<'_, WORDS>) -> Words {
+    fn inserted_words(page: FixedPage<'_, WORDS>) -> PageWords {
         (META_WORD..HEADER_WORDS + 2 * page.count()).into()
     }
 
-    fn set_record(page: View<'_, WORDS>, slot: usize, key: u64, value: u64) {
+    fn set_record(page: FixedPage<'_, WORDS>, slot: usize, key: u64, value: u64) {
         page.store(HEADER_WORDS + 2 * slot, key);
         page.store(HEADER_WORDS + 2 * slot + 1, value);
     }
 
     #[inline]
     fn records(
-        page: View<'_, WORDS>,
+        page: FixedPage<'_, WORDS>,
         slots: Range<usize>,
     ) -> impl DoubleEndedIterator<Item = (u64, u64)> + ExactSizeIterator {
         let words = &page.words()[HEADER_WORDS + 2 * slots.start..HEADER_WORDS + 2 * slots.end];
@@ -77,16 +78,16 @@ impl<const WORDS: usize> Fixed8<WORDS> {
     }
 
     #[inline]
-    fn separator(page: View<'_, WORDS>, slot: usize) -> u64 {
+    fn separator(page: FixedPage<'_, WORDS>, slot: usize) -> u64 {
         page.load(HEADER_WORDS + slot)
     }
 
     #[inline]
-    fn child(page: View<'_, WORDS>, slot: usize) -> u64 {
+    fn child(page: FixedPage<'_, WORDS>, slot: usize) -> u64 {
         page.load(HEADER_WORDS + Self::capacity() + slot)
     }
 
-    fn set_entry(page: View<'_, WORDS>, slot: usize, key: u64, child: u64) {
+    fn set_entry(page: FixedPage<'_, WORDS>, slot: usize, key: u64, child: u64) {
         page.store(HEADER_WORDS + slot, key);
         page.store(HEADER_WORDS + Self::capacity() + slot, child);
     }
@@ -113,30 +114,35 @@ impl<const WORDS: usize> Fixed8<WORDS> {
 
     /// The first slot of a leaf with a key that is not below `key`.
     #[inline]
-    fn lower_bound(page: View<'_, WORDS>, key: u64) -> usize {
+    fn lower_bound(page: FixedPage<'_, WORDS>, key: u64) -> usize {
         Self::partition(page.count(), |slot| Self::record_key(page, slot), |k| k < key)
     }
 
     /// The slot of `key` if it is in the leaf, deleted or not.
     #[inline]
-    fn find(page: View<'_, WORDS>, key: u64) -> Option<usize> {
+    fn find(page: FixedPage<'_, WORDS>, key: u64) -> Option<usize> {
         let slot = Self::lower_bound(page, key);
         (slot < page.count() && Self::record_key(page, slot) == key).then_some(slot)
     }
 
     #[inline]
-    fn is_deleted(page: View<'_, WORDS>, slot: usize) -> bool {
+    fn is_deleted(page: FixedPage<'_, WORDS>, slot: usize) -> bool {
         page.load(DELETED_WORD) >> slot & 1 != 0
     }
 
-    fn set_deleted(page: View<'_, WORDS>, slot: usize, deleted: bool) {
+    fn set_deleted(page: FixedPage<'_, WORDS>, slot: usize, deleted: bool) {
         let bits = page.load(DELETED_WORD) & !(1 << slot);
         page.store(DELETED_WORD, bits | u64::from(deleted) << slot);
     }
 
     /// Copies entries of `from` to `to`, starting at slot `at`. Leaf and inner pages differ only in
     /// where the two words of an entry are.
-    fn copy_entries(from: View<'_, WORDS>, slots: Range<usize>, to: View<'_, WORDS>, at: usize) {
+    fn copy_entries(
+        from: FixedPage<'_, WORDS>,
+        slots: Range<usize>,
+        to: FixedPage<'_, WORDS>,
+        at: usize,
+    ) {
         let leaf = from.level() == 0;
         for (offset, slot) in slots.enumerate() {
             if leaf {
@@ -150,26 +156,29 @@ impl<const WORDS: usize> Fixed8<WORDS> {
     }
 
     /// Opens a gap of `by` entries at the front.
-    fn shift_up(page: View<'_, WORDS>, by: usize) {
+    fn shift_up(page: FixedPage<'_, WORDS>, by: usize) {
         for slot in (0..page.count()).rev() {
             Self::copy_entries(page, slot..slot + 1, page, slot + by);
         }
     }
 
     /// The plan of a split if so many entries are below the pending one, if there is one.
-    pub(super) fn split_plan_at(page: View<'_, WORDS>, pending: Option<usize>) -> SplitPlan<u64> {
+    pub(super) fn split_plan_at(
+        page: FixedPage<'_, WORDS>,
+        pending: Option<usize>,
+    ) -> SplitPlan<u64> {
         let count = page.count();
         let run = page.trend().divide(count, pending);
         let slot = run.unwrap_or(count / 2);
         SplitPlan { slot, separator: Self::key_of(page, slot) }
     }
 
-    pub(super) fn key_of(page: View<'_, WORDS>, slot: usize) -> u64 {
+    pub(super) fn key_of(page: FixedPage<'_, WORDS>, slot: usize) -> u64 {
         if page.level() == 0 { Self::record_key(page, slot) } else { Self::separator(page, slot) }
     }
 
     /// The slots of a leaf that lie in the window.
-    fn window_slots(page: View<'_, WORDS>, window: &ScanWindow<'_, u64>) -> Range<usize> {
+    fn window_slots(page: FixedPage<'_, WORDS>, window: &ScanWindow<'_, u64>) -> Range<usize> {
         let count = page.count();
         let prefix = |left_of: &dyn Fn(u64) -> bool| {
             Self::partition(count, |slot| Self::record_key(page, slot), left_of)
@@ -256,26 +265,26 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn low(page: View<'_, WORDS>) -> u64 {
+    fn low(page: FixedPage<'_, WORDS>) -> u64 {
         page.load(LOW_WORD)
     }
 
     #[inline]
-    fn high(page: View<'_, WORDS>) -> Option<u64> {
+    fn high(page: FixedPage<'_, WORDS>) -> Option<u64> {
         (!page.high_is_infinite()).then(|| page.load(HIGH_WORD))
     }
 
-    fn set_low(page: View<'_, WORDS>, low: &u64) {
+    fn set_low(page: FixedPage<'_, WORDS>, low: &u64) {
         page.store(LOW_WORD, *low);
     }
 
-    fn set_high(page: View<'_, WORDS>, high: Option<&u64>) {
+    fn set_high(page: FixedPage<'_, WORDS>, high: Option<&u64>) {
         page.store(HIGH_WORD, high.copied().unwrap_or(u64::MAX));
         page.set_high_infinite(high.is_none());
     }
 
     #[inline]
-    fn reach(page: View<'_, WORDS>, probe: Probe<'_, u64>) -> FencePosition {
+    fn reach(page: FixedPage<'_, WORDS>, probe: Probe<'_, u64>) -> FencePosition {
         let low = page.load(LOW_WORD);
         let high = page.load(HIGH_WORD);
         let (below, beyond) = match probe {
@@ -291,13 +300,13 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn leaf_get(page: View<'_, WORDS>, key: &u64) -> Option<u64> {
+    fn leaf_get(page: FixedPage<'_, WORDS>, key: &u64) -> Option<u64> {
         let slot = Self::find(page, *key)?;
         (!Self::is_deleted(page, slot)).then(|| Self::record_value(page, slot))
     }
 
     fn leaf_collect(
-        page: View<'_, WORDS>,
+        page: FixedPage<'_, WORDS>,
         window: &ScanWindow<'_, u64>,
         out: &mut Vec<(u64, u64)>,
     ) -> usize {
@@ -325,7 +334,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         out.len() - before
     }
 
-    fn leaf_insert(page: View<'_, WORDS>, key: &u64, value: &u64) -> LeafInsert {
+    fn leaf_insert(page: FixedPage<'_, WORDS>, key: &u64, value: &u64) -> LeafInsert {
         let mut slot = Self::lower_bound(page, *key);
         if slot < page.count() && Self::record_key(page, slot) == *key {
             if !Self::is_deleted(page, slot) {
@@ -356,7 +365,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn leaf_replace(page: View<'_, WORDS>, key: &u64, value: &u64) -> LeafReplace<u64> {
+    fn leaf_replace(page: FixedPage<'_, WORDS>, key: &u64, value: &u64) -> LeafReplace<u64> {
         match Self::find(page, *key) {
             Some(slot) if !Self::is_deleted(page, slot) => {
                 let word = HEADER_WORDS + 2 * slot + 1;
@@ -367,11 +376,11 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         }
     }
 
-    fn leaf_has_room(page: View<'_, WORDS>, key: &u64, _value: &u64) -> bool {
+    fn leaf_has_room(page: FixedPage<'_, WORDS>, key: &u64, _value: &u64) -> bool {
         !Self::is_full(page) || Self::find(page, *key).is_some()
     }
 
-    fn leaf_delete(page: View<'_, WORDS>, key: &u64) -> LeafDelete<u64> {
+    fn leaf_delete(page: FixedPage<'_, WORDS>, key: &u64) -> LeafDelete<u64> {
         match Self::find(page, *key) {
             Some(slot) if !Self::is_deleted(page, slot) => {
                 Self::set_deleted(page, slot, true);
@@ -383,11 +392,11 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn deleted_count(page: View<'_, WORDS>) -> usize {
+    fn deleted_count(page: FixedPage<'_, WORDS>) -> usize {
         (page.load(DELETED_WORD).count_ones() as usize).min(page.count())
     }
 
-    fn leaf_compact(page: View<'_, WORDS>) -> usize {
+    fn leaf_compact(page: FixedPage<'_, WORDS>) -> usize {
         let count = page.count();
         let mut kept = 0;
         for slot in 0..count {
@@ -409,13 +418,13 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn search_words(page: View<'_, WORDS>) -> Range<usize> {
+    fn search_words(page: FixedPage<'_, WORDS>) -> Range<usize> {
         let (level, count) = page.level_and_count();
         HEADER_WORDS..HEADER_WORDS + if level > 0 { count } else { 2 * count }
     }
 
     #[inline]
-    fn inner_slot(page: View<'_, WORDS>, probe: Probe<'_, u64>) -> usize {
+    fn inner_slot(page: FixedPage<'_, WORDS>, probe: Probe<'_, u64>) -> usize {
         let count = page.count();
         let key_at = |slot| Self::separator(page, slot);
         let not_above = match probe {
@@ -427,27 +436,27 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn inner_child_word(_page: View<'_, WORDS>, slot: usize) -> usize {
+    fn inner_child_word(_page: FixedPage<'_, WORDS>, slot: usize) -> usize {
         HEADER_WORDS + Self::capacity() + slot
     }
 
     #[inline]
-    fn inner_child(page: View<'_, WORDS>, slot: usize) -> GlobalAddr {
+    fn inner_child(page: FixedPage<'_, WORDS>, slot: usize) -> GlobalAddr {
         if slot >= page.count() {
             return GlobalAddr::NULL;
         }
         GlobalAddr::from_bits(Self::child(page, slot))
     }
 
-    fn inner_set_child(page: View<'_, WORDS>, slot: usize, child: GlobalAddr) {
+    fn inner_set_child(page: FixedPage<'_, WORDS>, slot: usize, child: GlobalAddr) {
         page.store(Self::inner_child_word(page, slot), child.to_bits());
     }
 
-    fn inner_key(page: View<'_, WORDS>, slot: usize) -> u64 {
+    fn inner_key(page: FixedPage<'_, WORDS>, slot: usize) -> u64 {
         Self::separator(page, slot.min(Self::capacity() - 1))
     }
 
-    fn inner_insert(page: View<'_, WORDS>, key: &u64, child: GlobalAddr) -> bool {
+    fn inner_insert(page: FixedPage<'_, WORDS>, key: &u64, child: GlobalAddr) -> bool {
         let count = page.count();
         if count == Self::capacity() {
             return false;
@@ -462,54 +471,57 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         true
     }
 
-    fn inner_has_room(page: View<'_, WORDS>, _key: &u64) -> bool {
+    fn inner_has_room(page: FixedPage<'_, WORDS>, _key: &u64) -> bool {
         page.count() < Self::capacity()
     }
 
-    fn inner_remove(page: View<'_, WORDS>, slot: usize) {
+    fn inner_remove(page: FixedPage<'_, WORDS>, slot: usize) {
         let count = page.count();
         Self::copy_entries(page, slot + 1..count, page, slot);
         page.set_count(count - 1);
     }
 
-    fn inner_set_key(page: View<'_, WORDS>, slot: usize, key: &u64) -> bool {
+    fn inner_set_key(page: FixedPage<'_, WORDS>, slot: usize, key: &u64) -> bool {
         page.store(HEADER_WORDS + slot, *key);
         true
     }
 
-    fn inner_can_set_key(_page: View<'_, WORDS>, _slot: usize, _key: &u64) -> bool {
+    fn inner_can_set_key(_page: FixedPage<'_, WORDS>, _slot: usize, _key: &u64) -> bool {
         true
     }
 
     #[inline]
-    fn weight(page: View<'_, WORDS>) -> usize {
+    fn weight(page: FixedPage<'_, WORDS>) -> usize {
         page.live_count()
     }
 
-    fn record_weight(page: View<'_, WORDS>, key: &u64) -> usize {
+    fn record_weight(page: FixedPage<'_, WORDS>, key: &u64) -> usize {
         usize::from(Self::leaf_get(page, key).is_some())
     }
 
-    fn is_full(page: View<'_, WORDS>) -> bool {
+    fn is_full(page: FixedPage<'_, WORDS>) -> bool {
         page.count() == Self::capacity() && (page.level() > 0 || page.deleted_count() == 0)
     }
 
-    fn clear_unused(page: View<'_, WORDS>) {
+    fn clear_unused(page: FixedPage<'_, WORDS>) {
         let set = if page.level() == 0 { Self::set_record } else { Self::set_entry };
         (page.count()..Self::capacity()).for_each(|slot| set(page, slot, 0, 0));
     }
 
     /// Next to a run of insertions, or else the middle: either half has room for another entry.
-    fn split_plan(page: View<'_, WORDS>, pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
-        let below = |entry: &Entry<Self>| {
+    fn split_plan(
+        page: FixedPage<'_, WORDS>,
+        pending: Option<&OverflowEntry<Self>>,
+    ) -> SplitPlan<u64> {
+        let below = |entry: &OverflowEntry<Self>| {
             Self::partition(page.count(), |slot| Self::key_of(page, slot), |k| k < *entry.key())
         };
         Self::split_plan_at(page, pending.map(below))
     }
 
     fn split_copy(
-        left: View<'_, WORDS>,
-        right: View<'_, WORDS>,
+        left: FixedPage<'_, WORDS>,
+        right: FixedPage<'_, WORDS>,
         right_at: GlobalAddr,
         &SplitPlan { slot, separator }: &SplitPlan<u64>,
     ) {
@@ -521,12 +533,12 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         right.store(DELETED_WORD, left.load(DELETED_WORD) >> slot);
     }
 
-    fn split_truncate(left: View<'_, WORDS>, plan: &SplitPlan<u64>) {
+    fn split_truncate(left: FixedPage<'_, WORDS>, plan: &SplitPlan<u64>) {
         left.store(DELETED_WORD, left.load(DELETED_WORD) & ((1 << plan.slot) - 1));
         left.set_count(plan.slot);
     }
 
-    fn trim(page: View<'_, WORDS>, low: &u64, high: Option<&u64>) -> bool {
+    fn trim(page: FixedPage<'_, WORDS>, low: &u64, high: Option<&u64>) -> bool {
         let count = page.count();
         let before =
             |key: u64| Self::partition(count, |slot| Self::key_of(page, slot), |k| k < key);
@@ -552,19 +564,19 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         true
     }
 
-    fn leaf_sum(page: View<'_, WORDS>) -> u64 {
+    fn leaf_sum(page: FixedPage<'_, WORDS>) -> u64 {
         let header = [SELF_WORD, LOW_WORD, HIGH_WORD, META_WORD, DELETED_WORD];
         let header = header.map(|word| page.load(word));
         let keys = (0..page.count()).map(|slot| Self::record_key(page, slot));
         chained_sum(header.into_iter().chain(keys))
     }
 
-    fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {
+    fn fits_merged(left: FixedPage<'_, WORDS>, right: FixedPage<'_, WORDS>) -> bool {
         // Leave an eighth of a page free, so that the next insert does not split it at once.
         left.live_count() + right.live_count() <= Self::capacity() - Self::capacity() / 8
     }
 
-    fn merge(left: View<'_, WORDS>, right: View<'_, WORDS>) {
+    fn merge(left: FixedPage<'_, WORDS>, right: FixedPage<'_, WORDS>) {
         debug_assert_eq!(left.deleted_count() + right.deleted_count(), 0, "compacted first");
         let (kept, added) = (left.count(), right.count());
         Self::copy_entries(right, 0..added, left, kept);
@@ -575,8 +587,8 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     fn rebalance(
-        left: View<'_, WORDS>,
-        right: View<'_, WORDS>,
+        left: FixedPage<'_, WORDS>,
+        right: FixedPage<'_, WORDS>,
         fits: impl Fn(&u64) -> bool,
     ) -> Option<u64> {
         debug_assert_eq!(left.deleted_count() + right.deleted_count(), 0, "compacted first");
@@ -613,7 +625,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     fn fill_leaf(
         _filling: &mut (),
-        page: View<'_, WORDS>,
+        page: FixedPage<'_, WORDS>,
         (key, value): (&u64, &u64),
         fill: usize,
     ) -> bool {
@@ -625,7 +637,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     fn fill_inner(
         _filling: &mut (),
-        page: View<'_, WORDS>,
+        page: FixedPage<'_, WORDS>,
         (key, child): (&u64, GlobalAddr),
         fill: usize,
     ) -> bool {
@@ -634,7 +646,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         is_filled
     }
 
-    fn is_filled(_filling: &(), page: View<'_, WORDS>, fill: usize) -> bool {
+    fn is_filled(_filling: &(), page: FixedPage<'_, WORDS>, fill: usize) -> bool {
         page.count() >= fill
     }
 }

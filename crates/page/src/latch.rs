@@ -26,9 +26,9 @@ const VERSION_MASK: u64 = (1 << 48) - 1;
 
 /// A version that was read while the lock was free.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Version(u64);
+pub struct LatchVersion(u64);
 
-impl Version {
+impl LatchVersion {
     /// The version in a copy of a page's word 0, or `None` if the word is locked.
     pub fn from_word(word: u64) -> Option<Self> {
         (word & LOCKED == 0).then_some(Self(word))
@@ -40,7 +40,7 @@ impl Version {
     }
 }
 
-impl fmt::Debug for Version {
+impl fmt::Debug for LatchVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "v{}", self.0 & VERSION_MASK)
     }
@@ -61,15 +61,15 @@ impl<'a> Latch<'a> {
 
     /// Starts an optimistic read: returns the version, or `None` while the lock is held.
     #[inline]
-    pub fn optimistic(self) -> Option<Version> {
-        Version::from_word(self.word.load(Ordering::Acquire))
+    pub fn optimistic(self) -> Option<LatchVersion> {
+        LatchVersion::from_word(self.word.load(Ordering::Acquire))
     }
 
     /// Whether the lock has not been held since `version` was read. If so, everything read since
     /// then is consistent (L3).
     #[inline]
     #[must_use]
-    pub fn validate(self, version: Version) -> bool {
+    pub fn validate(self, version: LatchVersion) -> bool {
         fence(Ordering::Acquire);
         self.word.load(Ordering::Relaxed) == version.0
     }
@@ -83,7 +83,7 @@ impl<'a> Latch<'a> {
 
     /// Takes the lock for `owner` (15 bits) if the page is still at `version`.
     #[inline]
-    pub fn try_lock(self, version: Version, owner: u16) -> Option<Exclusive<'a>> {
+    pub fn try_lock(self, version: LatchVersion, owner: u16) -> Option<Exclusive<'a>> {
         let locked =
             LOCKED | (u64::from(owner & 0x7fff) << OWNER_SHIFT) | (version.0 & VERSION_MASK);
         self.word.compare_exchange(version.0, locked, Ordering::Acquire, Ordering::Relaxed).ok()?;
@@ -107,8 +107,8 @@ impl Exclusive<'_> {
     }
 
     /// The version that the page will have when this guard is dropped.
-    pub fn next_version(&self) -> Version {
-        Version((self.word.load(Ordering::Relaxed) + 1) & VERSION_MASK)
+    pub fn next_version(&self) -> LatchVersion {
+        LatchVersion((self.word.load(Ordering::Relaxed) + 1) & VERSION_MASK)
     }
 }
 

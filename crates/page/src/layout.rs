@@ -4,7 +4,7 @@
 use super::encoded::Encoded;
 use super::limits::TooLong;
 use super::view::Page;
-use super::words::Words;
+use super::words::PageWords;
 use farleaf_fabric::{GlobalAddr, Message};
 use std::borrow::Borrow;
 use std::fmt::Debug;
@@ -46,7 +46,7 @@ pub enum FencePosition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeafInsert {
     /// The record was added. Only these words have changed.
-    Inserted(Words),
+    Inserted(PageWords),
     /// The key is present already. The leaf is unchanged.
     Exists,
     /// There is no room, even without the deleted records. The leaf is unchanged.
@@ -65,7 +65,7 @@ impl LeafInsert {
 pub enum LeafReplace<V> {
     /// The value was replaced. No other words have changed. The old value is here too, if it can be
     /// a reference to a value block ([`super::BlockRef`]).
-    Replaced(Words, Option<V>),
+    Replaced(PageWords, Option<V>),
     /// The key is absent. The leaf is unchanged.
     Absent,
     /// There is no room for the new value. The leaf is unchanged.
@@ -77,7 +77,7 @@ pub enum LeafReplace<V> {
 pub enum LeafDelete<V> {
     /// The key was marked as deleted. No other words have changed. Its value is here too, if it can
     /// be a reference to a value block ([`super::BlockRef`]).
-    Deleted(Words, Option<V>),
+    Deleted(PageWords, Option<V>),
     /// The key is absent. The leaf is unchanged.
     Absent,
 }
@@ -149,7 +149,7 @@ pub fn lies_within<K: ?Sized + Ord>(keys: (&K, Option<&K>), others: (&K, Option<
 
 /// A type that can be written as a field of a message. A borrowed form has the same bytes as its
 /// owned form, so that a request can be encoded without copying its key.
-pub trait Put {
+pub trait PutField {
     /// Appends the value to a message.
     fn put(&self, to: &mut Message);
     /// Appends several values.
@@ -163,7 +163,7 @@ pub trait Put {
 }
 
 /// A type that can be a field of a message.
-pub trait Wire: Put + Sized {
+pub trait WireField: PutField + Sized {
     /// Takes a value off the front of a message, or returns `None` if there is none. The bytes may
     /// be arbitrary: this never panics and never allocates more than a
     /// few times the length of the message.
@@ -213,20 +213,20 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         + Ord
         + Debug
         + Encoded
-        + Put
+        + PutField
         + Send
         + Sync
-        + ToOwned<Owned: Clone + Ord + Debug + Wire + Send + Sync + 'static>
+        + ToOwned<Owned: Clone + Ord + Debug + WireField + Send + Sync + 'static>
         + 'static;
     /// The values in their borrowed form.
     type Value: ?Sized
         + Eq
         + Debug
         + Encoded
-        + Put
+        + PutField
         + Send
         + Sync
-        + ToOwned<Owned: Clone + Eq + Debug + Wire + Send + Sync + 'static>
+        + ToOwned<Owned: Clone + Eq + Debug + WireField + Send + Sync + 'static>
         + 'static;
 
     /// The layout of pages whose leaves clients write entry by entry. The layout itself if it has
@@ -250,7 +250,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn full() -> usize;
     /// The most bytes of a record in a message.
     fn most_message_bytes() -> usize;
-    /// Whether records are in a heap, apart from what names them ([`Words::heap`]).
+    /// Whether records are in a heap, apart from what names them ([`PageWords::heap`]).
     const HAS_HEAP: bool;
     /// Number of the format, stored in every page and superblock.
     const FORMAT: u8;
@@ -437,8 +437,10 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
 
     /// Plans the split of a page with at least two entries, so that `pending` has room in the half
     /// that covers its key (layout.Y6).
-    fn split_plan(page: Page<'_, Self>, pending: Option<&Entry<Self>>)
-    -> SplitPlan<OwnedKey<Self>>;
+    fn split_plan(
+        page: Page<'_, Self>,
+        pending: Option<&OverflowEntry<Self>>,
+    ) -> SplitPlan<OwnedKey<Self>>;
     /// Plants a bug: the separator without its last byte. `None` if keys have one size.
     fn cut_separator(_separator: &Self::Key) -> Option<OwnedKey<Self>> {
         None
@@ -546,14 +548,14 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
 
 /// The entry that a page had no room for.
 #[derive(Clone, Debug)]
-pub enum Entry<L: Layout> {
+pub enum OverflowEntry<L: Layout> {
     /// A record of a leaf. It replaces the record of its key, if there is one.
     Record(OwnedKey<L>, OwnedValue<L>),
     /// A child of an inner page.
     Child(OwnedKey<L>, GlobalAddr),
 }
 
-impl<L: Layout> Entry<L> {
+impl<L: Layout> OverflowEntry<L> {
     /// The key of the record, or the lowest key of the child.
     pub fn key(&self) -> &L::Key {
         match self {

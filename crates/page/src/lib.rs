@@ -43,34 +43,36 @@ pub use bytes::Bytes;
 pub use carve::NodeCarver;
 pub use checksum::sum_of;
 pub use chosen::{CHOSEN, with_page_words};
-pub use edit::{Action, Answer, LeafEdit, LeafOutcome};
+pub use edit::{EditAction, EditAnswer, LeafEdit, LeafOutcome};
 pub use encoded::Encoded;
 pub use entries8::Entries8;
 pub use filling::{Back, NextPage, fill_end};
 pub use fixed8::Fixed8;
-pub use latch::{Exclusive, Latch, Version};
+pub use latch::{Exclusive, Latch, LatchVersion};
 pub use layout::{
-    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OwnedKey, OwnedRecord,
-    OwnedValue, Probe, Put, ScanWindow, SplitPlan, Wire, check_bounds, check_records, clipped,
-    lies_within,
+    FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, OwnedKey,
+    OwnedRecord, OwnedValue, Probe, PutField, ScanWindow, SplitPlan, WireField, check_bounds,
+    check_records, clipped, lies_within,
 };
 pub use limits::TooLong;
 pub use lock_word::LockWord;
-pub use named::Named;
+pub use named::NamedLayout;
 pub use radix::{
-    Child, LEAF_WORDS, LeafCopy, LeafRoom, NodeCopy, NodeHeader, NodeSize, Octets, RadixForm, Slot,
-    common_bytes,
+    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_SPACE, LEAF_VALUE_WORD, MAX_RADIX_SERVERS, NODE_SPACE,
+    PathMatch, STRING_CHECK_WORD, SlotSearch, just_after, just_before,
 };
 pub use radix::{
-    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_SPACE, LEAF_VALUE_WORD, MOST_RADIX_SERVERS, Match,
-    NODE_SPACE, STRING_CHECK_WORD, Search, just_after, just_before,
+    LEAF_WORDS, LeafCopy, LeafRoom, NodeCopy, NodeHeader, NodeSize, Octets, RadixChild, RadixForm,
+    RadixSlot, common_bytes,
 };
 pub use restructure::{merge, split_plan};
-pub use stored::{BlockRef, MOST_BLOCK_BYTES, REFERENCE_BYTES, Stored, block_words, stored_inline};
-pub use stubborn::Stubborn;
+pub use stored::{
+    BlockRef, MAX_BLOCK_BYTES, REFERENCE_BYTES, StoredValue, block_words, stored_inline,
+};
+pub use stubborn::RefusingLayout;
 pub use superblock::{DesignId, Superblock, SuperblockError};
 pub use view::{ENTRY_LOCK_WORD, MARK_WORD, SIBLING_WORD};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
-pub use walk::{Step, narrowed, slot_range, step};
+pub use walk::{WalkStep, narrowed, slot_range, step};
 pub use weight::{are_too_empty, filled_weight, is_sparse};
-pub use words::Words;
+pub use words::PageWords;

@@ -7,13 +7,13 @@ use super::bytes::Bytes;
 use super::entries8::Entries8;
 use super::fixed8::Fixed8;
 use super::layout::{Layout, OwnedKey, OwnedValue};
-use super::stubborn::Stubborn;
+use super::stubborn::RefusingLayout;
 
 /// A layout with a key and a value for every number.
 ///
 /// Keys have the order of their names. Keys and values can be decoded, and decoding is strict: a
 /// key or value that is damaged, or a mixture of two, has no name. Name 0 is the smallest key.
-pub trait Named: Layout {
+pub trait NamedLayout: Layout {
     /// The key with this name.
     fn key_named(name: u64) -> OwnedKey<Self>;
     /// The name of a key; `None` if it has none.
@@ -48,15 +48,15 @@ macro_rules! names_are_the_keys {
     };
 }
 
-impl<const WORDS: usize> Named for Fixed8<WORDS> {
+impl<const WORDS: usize> NamedLayout for Fixed8<WORDS> {
     names_are_the_keys!();
 }
 
-impl<const WORDS: usize, const HOPS: bool> Named for Entries8<WORDS, HOPS> {
+impl<const WORDS: usize, const HOPS: bool> NamedLayout for Entries8<WORDS, HOPS> {
     names_are_the_keys!();
 }
 
-impl<const WORDS: usize, const SEED: u64> Named for Stubborn<WORDS, SEED> {
+impl<const WORDS: usize, const SEED: u64> NamedLayout for RefusingLayout<WORDS, SEED> {
     names_are_the_keys!();
 }
 
@@ -105,7 +105,7 @@ fn repeated(name_bytes: &[u8], length: usize) -> Vec<u8> {
 /// unless they continue.
 ///
 /// A value repeats its name over a length that depends on it. The value with name 0 is empty.
-impl<const WORDS: usize> Named for Bytes<WORDS> {
+impl<const WORDS: usize> NamedLayout for Bytes<WORDS> {
     fn key_named(name: u64) -> Vec<u8> {
         let group = (name >> GROUP_SHIFT) as usize;
         let mut key = Vec::new();

@@ -30,12 +30,12 @@ pub(super) const REPLICA_WORDS: usize = 2;
 
 /// The places of a leaf's entries.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct EntryPlaces {
     page_words: usize,
     hops: bool,
 }
 
-impl Places {
+impl EntryPlaces {
     #[inline]
     pub(super) const fn new(page_words: usize, hops: bool) -> Self {
         Self { page_words, hops }
@@ -233,9 +233,9 @@ mod tests {
     /// A page of 1 KB: 42 entries, and windows of 176 bytes with eight entries and one replica.
     #[test]
     fn windows_have_one_replica_and_eight_entries() {
-        let places = Places::new(128, true);
+        let places = EntryPlaces::new(128, true);
         assert_eq!((places.buckets(), places.entries(), places.replicas().count()), (21, 42, 6));
-        assert_eq!(Places::new(128, false).entries(), 40);
+        assert_eq!(EntryPlaces::new(128, false).entries(), 40);
         for home in 0..18_u64 {
             let hash = ((u128::from(home) << 64) / 18 + 1) as u64;
             assert_eq!(places.neighbours(hash), home as usize..home as usize + 4);
@@ -259,7 +259,7 @@ mod tests {
             .into_iter()
             .chain([(16, false), (128, false)])
         {
-            let places = Places::new(page_words, hops);
+            let places = EntryPlaces::new(page_words, hops);
             let mut used = vec![false; page_words];
             let mut mark = |word: usize| assert!(!std::mem::replace(&mut used[word], true));
             places.replicas().flat_map(|word| [word, word + 1]).for_each(&mut mark);
@@ -280,13 +280,13 @@ mod tests {
         }
     }
 
-    fn record_end(places: Places, entry: usize) -> usize {
+    fn record_end(places: EntryPlaces, entry: usize) -> usize {
         places.check(entry / places.per_check()) + 1
     }
 
     #[test]
     fn records_hop_until_there_is_room() {
-        let places = Places::new(128, true);
+        let places = EntryPlaces::new(128, true);
         let hash_of_home = |home: u64| ((u128::from(home) << 64) / 18 + 1) as u64;
         // Buckets 0 to 3 are full of records at home there; the next ones are free.
         let homes = [0, 0, 0, 0, 1, 1, 2, 3];

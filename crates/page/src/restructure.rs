@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: that of [`Page`].
 
-use super::layout::{Entry, Layout, OwnedKey, SplitPlan};
+use super::layout::{Layout, OverflowEntry, OwnedKey, SplitPlan};
 use super::view::Page;
 
 /// The plan of a split ([`Layout::split_plan`]). With `is_cut` the separator of leaves lacks its
@@ -12,7 +12,7 @@ use super::view::Page;
 #[inline]
 pub fn split_plan<L: Layout>(
     page: Page<'_, L>,
-    pending: Option<&Entry<L>>,
+    pending: Option<&OverflowEntry<L>>,
     is_cut: bool,
 ) -> SplitPlan<OwnedKey<L>> {
     let plan = L::split_plan(page, pending);

@@ -21,10 +21,10 @@ use std::borrow::Cow;
 /// The length of a reference.
 pub const REFERENCE_BYTES: usize = 19;
 /// Maximum length of a value in a block.
-pub const MOST_BLOCK_BYTES: usize = 1 << 20;
+pub const MAX_BLOCK_BYTES: usize = 1 << 20;
 
 const LENGTH_BYTES: usize = REFERENCE_BYTES - 2 * size_of::<u64>();
-const _: () = assert!(MOST_BLOCK_BYTES < 1 << (8 * LENGTH_BYTES));
+const _: () = assert!(MAX_BLOCK_BYTES < 1 << (8 * LENGTH_BYTES));
 
 /// A reference to a value block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,14 +76,14 @@ impl BlockRef {
 
 /// The meaning of the bytes of a value in a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stored<'a> {
+pub enum StoredValue<'a> {
     /// The value itself.
     Inline(&'a [u8]),
     /// The value is in this block.
     Block(BlockRef),
 }
 
-impl<'a> Stored<'a> {
+impl<'a> StoredValue<'a> {
     /// Decodes `stored`. Any bytes decode to something; a reader must check that the block exists.
     pub fn of(stored: &'a [u8]) -> Self {
         match <&[u8; REFERENCE_BYTES]>::try_from(stored) {
@@ -127,18 +127,17 @@ mod tests {
             let stored = stored_inline(&value);
             assert_ne!(stored.len(), REFERENCE_BYTES);
             assert_eq!(stored.len(), length + usize::from(length >= REFERENCE_BYTES));
-            assert_eq!(Stored::of(&stored), Stored::Inline(&value));
+            assert_eq!(StoredValue::of(&stored), StoredValue::Inline(&value));
         }
     }
 
     #[test]
     fn references_are_themselves() {
-        for (server, offset, bytes) in
-            [(0, 8, 0), (3, 1 << 40, 1), (32_000, 4096, MOST_BLOCK_BYTES)]
+        for (server, offset, bytes) in [(0, 8, 0), (3, 1 << 40, 1), (32_000, 4096, MAX_BLOCK_BYTES)]
         {
             let at = GlobalAddr::new(ServerId::new(server), offset);
             let reference = BlockRef::new(at, bytes, [7, u64::MAX].into_iter());
-            assert_eq!(Stored::of(&reference.to_stored()), Stored::Block(reference));
+            assert_eq!(StoredValue::of(&reference.to_stored()), StoredValue::Block(reference));
         }
     }
 

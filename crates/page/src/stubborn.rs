@@ -8,42 +8,43 @@
 //! *Thread safety*: the same as for [`super::Page`].
 
 use super::layout::{
-    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+    FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, Probe, ScanWindow,
+    SplitPlan,
 };
 use super::{Fixed8, Page};
 use farleaf_fabric::GlobalAddr;
 use std::ops::Range;
 
-/// [`Fixed8`] that refuses one change in [`Stubborn::ONE_IN`].
+/// [`Fixed8`] that refuses one change in [`RefusingLayout::ONE_IN`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stubborn<const WORDS: usize = 128, const SEED: u64 = 1>;
+pub struct RefusingLayout<const WORDS: usize = 128, const SEED: u64 = 1>;
 
-type View<'a, const WORDS: usize, const SEED: u64> = Page<'a, Stubborn<WORDS, SEED>>;
+type RefusingPage<'a, const WORDS: usize, const SEED: u64> = Page<'a, RefusingLayout<WORDS, SEED>>;
 
 /// The same page as one of [`Fixed8`].
 fn plain<const WORDS: usize, const SEED: u64>(
-    page: View<'_, WORDS, SEED>,
+    page: RefusingPage<'_, WORDS, SEED>,
 ) -> Page<'_, Fixed8<WORDS>> {
     Page::new(page.words())
 }
 
-impl<const WORDS: usize, const SEED: u64> Stubborn<WORDS, SEED> {
+impl<const WORDS: usize, const SEED: u64> RefusingLayout<WORDS, SEED> {
     /// One change in this many is refused.
     pub const ONE_IN: u64 = 3;
 
-    fn refuses(page: View<'_, WORDS, SEED>) -> bool {
+    fn refuses(page: RefusingPage<'_, WORDS, SEED>) -> bool {
         let low = Fixed8::<WORDS>::low(plain(page));
         let state = Fixed8::<WORDS>::hash(&(low ^ SEED << 56)) ^ page.count() as u64;
         Fixed8::<WORDS>::hash(&state).is_multiple_of(Self::ONE_IN)
     }
 
     /// Whether the page refuses another entry, or another value.
-    fn refuses_entry(page: View<'_, WORDS, SEED>) -> bool {
+    fn refuses_entry(page: RefusingPage<'_, WORDS, SEED>) -> bool {
         page.count() > Self::capacity() / 2 + 1 && Self::refuses(page)
     }
 }
 
-impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
+impl<const WORDS: usize, const SEED: u64> Layout for RefusingLayout<WORDS, SEED> {
     type Key = u64;
     type Value = u64;
     type Entries = Self;
@@ -94,61 +95,65 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
         Fixed8::<WORDS>::hash(key)
     }
 
-    fn low(page: View<'_, WORDS, SEED>) -> u64 {
+    fn low(page: RefusingPage<'_, WORDS, SEED>) -> u64 {
         Fixed8::low(plain(page))
     }
 
-    fn high(page: View<'_, WORDS, SEED>) -> Option<u64> {
+    fn high(page: RefusingPage<'_, WORDS, SEED>) -> Option<u64> {
         Fixed8::high(plain(page))
     }
 
-    fn set_low(page: View<'_, WORDS, SEED>, low: &u64) {
+    fn set_low(page: RefusingPage<'_, WORDS, SEED>, low: &u64) {
         Fixed8::set_low(plain(page), low);
     }
 
-    fn set_high(page: View<'_, WORDS, SEED>, high: Option<&u64>) {
+    fn set_high(page: RefusingPage<'_, WORDS, SEED>, high: Option<&u64>) {
         Fixed8::set_high(plain(page), high);
     }
 
-    fn reach(page: View<'_, WORDS, SEED>, probe: Probe<'_, u64>) -> FencePosition {
+    fn reach(page: RefusingPage<'_, WORDS, SEED>, probe: Probe<'_, u64>) -> FencePosition {
         Fixed8::reach(plain(page), probe)
     }
 
-    fn leaf_get(page: View<'_, WORDS, SEED>, key: &u64) -> Option<u64> {
+    fn leaf_get(page: RefusingPage<'_, WORDS, SEED>, key: &u64) -> Option<u64> {
         Fixed8::leaf_get(plain(page), key)
     }
 
     fn leaf_collect(
-        page: View<'_, WORDS, SEED>,
+        page: RefusingPage<'_, WORDS, SEED>,
         window: &ScanWindow<'_, u64>,
         out: &mut Vec<(u64, u64)>,
     ) -> usize {
         Fixed8::leaf_collect(plain(page), window, out)
     }
 
-    fn leaf_insert(page: View<'_, WORDS, SEED>, key: &u64, value: &u64) -> LeafInsert {
+    fn leaf_insert(page: RefusingPage<'_, WORDS, SEED>, key: &u64, value: &u64) -> LeafInsert {
         if Self::refuses_entry(page) && Self::leaf_get(page, key).is_none() {
             return LeafInsert::Full;
         }
         Fixed8::leaf_insert(plain(page), key, value)
     }
 
-    fn leaf_replace(page: View<'_, WORDS, SEED>, key: &u64, value: &u64) -> LeafReplace<u64> {
+    fn leaf_replace(
+        page: RefusingPage<'_, WORDS, SEED>,
+        key: &u64,
+        value: &u64,
+    ) -> LeafReplace<u64> {
         if Self::refuses_entry(page) && Self::leaf_get(page, key).is_some() {
             return LeafReplace::Full;
         }
         Fixed8::leaf_replace(plain(page), key, value)
     }
 
-    fn leaf_has_room(page: View<'_, WORDS, SEED>, key: &u64, value: &u64) -> bool {
+    fn leaf_has_room(page: RefusingPage<'_, WORDS, SEED>, key: &u64, value: &u64) -> bool {
         !Self::refuses_entry(page) && Fixed8::leaf_has_room(plain(page), key, value)
     }
 
-    fn leaf_delete(page: View<'_, WORDS, SEED>, key: &u64) -> LeafDelete<u64> {
+    fn leaf_delete(page: RefusingPage<'_, WORDS, SEED>, key: &u64) -> LeafDelete<u64> {
         Fixed8::leaf_delete(plain(page), key)
     }
 
-    fn leaf_compact(page: View<'_, WORDS, SEED>) -> usize {
+    fn leaf_compact(page: RefusingPage<'_, WORDS, SEED>) -> usize {
         Fixed8::leaf_compact(plain(page))
     }
 
@@ -156,108 +161,114 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
         Fixed8::<WORDS>::record_window(key)
     }
 
-    fn deleted_count(page: View<'_, WORDS, SEED>) -> usize {
+    fn deleted_count(page: RefusingPage<'_, WORDS, SEED>) -> usize {
         Fixed8::deleted_count(plain(page))
     }
 
-    fn search_words(page: View<'_, WORDS, SEED>) -> Range<usize> {
+    fn search_words(page: RefusingPage<'_, WORDS, SEED>) -> Range<usize> {
         Fixed8::search_words(plain(page))
     }
 
-    fn inner_child_word(page: View<'_, WORDS, SEED>, slot: usize) -> usize {
+    fn inner_child_word(page: RefusingPage<'_, WORDS, SEED>, slot: usize) -> usize {
         Fixed8::inner_child_word(plain(page), slot)
     }
 
-    fn inner_slot(page: View<'_, WORDS, SEED>, probe: Probe<'_, u64>) -> usize {
+    fn inner_slot(page: RefusingPage<'_, WORDS, SEED>, probe: Probe<'_, u64>) -> usize {
         Fixed8::inner_slot(plain(page), probe)
     }
 
-    fn inner_child(page: View<'_, WORDS, SEED>, slot: usize) -> GlobalAddr {
+    fn inner_child(page: RefusingPage<'_, WORDS, SEED>, slot: usize) -> GlobalAddr {
         Fixed8::inner_child(plain(page), slot)
     }
 
-    fn inner_set_child(page: View<'_, WORDS, SEED>, slot: usize, child: GlobalAddr) {
+    fn inner_set_child(page: RefusingPage<'_, WORDS, SEED>, slot: usize, child: GlobalAddr) {
         Fixed8::inner_set_child(plain(page), slot, child);
     }
 
-    fn inner_key(page: View<'_, WORDS, SEED>, slot: usize) -> u64 {
+    fn inner_key(page: RefusingPage<'_, WORDS, SEED>, slot: usize) -> u64 {
         Fixed8::inner_key(plain(page), slot)
     }
 
-    fn inner_insert(page: View<'_, WORDS, SEED>, key: &u64, child: GlobalAddr) -> bool {
+    fn inner_insert(page: RefusingPage<'_, WORDS, SEED>, key: &u64, child: GlobalAddr) -> bool {
         !Self::refuses_entry(page) && Fixed8::inner_insert(plain(page), key, child)
     }
 
-    fn inner_has_room(page: View<'_, WORDS, SEED>, key: &u64) -> bool {
+    fn inner_has_room(page: RefusingPage<'_, WORDS, SEED>, key: &u64) -> bool {
         !Self::refuses_entry(page) && Fixed8::inner_has_room(plain(page), key)
     }
 
-    fn inner_remove(page: View<'_, WORDS, SEED>, slot: usize) {
+    fn inner_remove(page: RefusingPage<'_, WORDS, SEED>, slot: usize) {
         Fixed8::inner_remove(plain(page), slot);
     }
 
-    fn inner_set_key(page: View<'_, WORDS, SEED>, slot: usize, key: &u64) -> bool {
+    fn inner_set_key(page: RefusingPage<'_, WORDS, SEED>, slot: usize, key: &u64) -> bool {
         !Self::refuses(page) && Fixed8::inner_set_key(plain(page), slot, key)
     }
 
-    fn inner_can_set_key(page: View<'_, WORDS, SEED>, slot: usize, key: &u64) -> bool {
+    fn inner_can_set_key(page: RefusingPage<'_, WORDS, SEED>, slot: usize, key: &u64) -> bool {
         !Self::refuses(page) && Fixed8::inner_can_set_key(plain(page), slot, key)
     }
 
-    fn weight(page: View<'_, WORDS, SEED>) -> usize {
+    fn weight(page: RefusingPage<'_, WORDS, SEED>) -> usize {
         Fixed8::weight(plain(page))
     }
 
-    fn record_weight(page: View<'_, WORDS, SEED>, key: &u64) -> usize {
+    fn record_weight(page: RefusingPage<'_, WORDS, SEED>, key: &u64) -> usize {
         Fixed8::record_weight(plain(page), key)
     }
 
-    fn is_full(page: View<'_, WORDS, SEED>) -> bool {
+    fn is_full(page: RefusingPage<'_, WORDS, SEED>) -> bool {
         Fixed8::is_full(plain(page))
     }
 
-    fn clear_unused(page: View<'_, WORDS, SEED>) {
+    fn clear_unused(page: RefusingPage<'_, WORDS, SEED>) {
         Fixed8::clear_unused(plain(page));
     }
 
-    fn split_plan(page: View<'_, WORDS, SEED>, _pending: Option<&Entry<Self>>) -> SplitPlan<u64> {
+    fn split_plan(
+        page: RefusingPage<'_, WORDS, SEED>,
+        _pending: Option<&OverflowEntry<Self>>,
+    ) -> SplitPlan<u64> {
         // The middle: a page of this layout refuses entries before it is full (layout.Y6).
         let slot = page.count() / 2;
         SplitPlan { slot, separator: Fixed8::key_of(plain(page), slot) }
     }
 
     fn split_copy(
-        left: View<'_, WORDS, SEED>,
-        right: View<'_, WORDS, SEED>,
+        left: RefusingPage<'_, WORDS, SEED>,
+        right: RefusingPage<'_, WORDS, SEED>,
         right_at: GlobalAddr,
         plan: &SplitPlan<u64>,
     ) {
         Fixed8::split_copy(plain(left), plain(right), right_at, plan);
     }
 
-    fn split_truncate(left: View<'_, WORDS, SEED>, plan: &SplitPlan<u64>) {
+    fn split_truncate(left: RefusingPage<'_, WORDS, SEED>, plan: &SplitPlan<u64>) {
         Fixed8::split_truncate(plain(left), plan);
     }
 
-    fn trim(page: View<'_, WORDS, SEED>, low: &u64, high: Option<&u64>) -> bool {
+    fn trim(page: RefusingPage<'_, WORDS, SEED>, low: &u64, high: Option<&u64>) -> bool {
         Fixed8::trim(plain(page), low, high)
     }
 
-    fn leaf_sum(page: View<'_, WORDS, SEED>) -> u64 {
+    fn leaf_sum(page: RefusingPage<'_, WORDS, SEED>) -> u64 {
         Fixed8::leaf_sum(plain(page))
     }
 
-    fn fits_merged(left: View<'_, WORDS, SEED>, right: View<'_, WORDS, SEED>) -> bool {
+    fn fits_merged(
+        left: RefusingPage<'_, WORDS, SEED>,
+        right: RefusingPage<'_, WORDS, SEED>,
+    ) -> bool {
         Fixed8::fits_merged(plain(left), plain(right))
     }
 
-    fn merge(left: View<'_, WORDS, SEED>, right: View<'_, WORDS, SEED>) {
+    fn merge(left: RefusingPage<'_, WORDS, SEED>, right: RefusingPage<'_, WORDS, SEED>) {
         Fixed8::merge(plain(left), plain(right));
     }
 
     fn rebalance(
-        left: View<'_, WORDS, SEED>,
-        right: View<'_, WORDS, SEED>,
+        left: RefusingPage<'_, WORDS, SEED>,
+        right: RefusingPage<'_, WORDS, SEED>,
         fits: impl Fn(&u64) -> bool,
     ) -> Option<u64> {
         match Self::refuses(left) {
@@ -268,7 +279,7 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
 
     fn fill_leaf(
         filling: &mut (),
-        page: View<'_, WORDS, SEED>,
+        page: RefusingPage<'_, WORDS, SEED>,
         record: (&u64, &u64),
         fill: usize,
     ) -> bool {
@@ -277,14 +288,14 @@ impl<const WORDS: usize, const SEED: u64> Layout for Stubborn<WORDS, SEED> {
 
     fn fill_inner(
         filling: &mut (),
-        page: View<'_, WORDS, SEED>,
+        page: RefusingPage<'_, WORDS, SEED>,
         child: (&u64, GlobalAddr),
         fill: usize,
     ) -> bool {
         !Self::refuses_entry(page) && Fixed8::fill_inner(filling, plain(page), child, fill)
     }
 
-    fn is_filled(filling: &(), page: View<'_, WORDS, SEED>, fill: usize) -> bool {
+    fn is_filled(filling: &(), page: RefusingPage<'_, WORDS, SEED>, fill: usize) -> bool {
         Self::refuses_entry(page) || Fixed8::is_filled(filling, plain(page), fill)
     }
 }

@@ -19,7 +19,7 @@
 const NEW: u16 = 4;
 /// What an insertion that continues the run adds. An insertion elsewhere takes 1 away.
 const CONFIRMED: u16 = 6;
-const MOST: u16 = 31;
+const MAX_CONFIDENCE: u16 = 31;
 /// From this confidence on, splits follow the run: after two continuations at least.
 const CERTAIN: u16 = 14;
 
@@ -41,7 +41,7 @@ impl Trend {
         Self {
             slot: bits & SLOT,
             is_descending: bits & DESCENDING != 0,
-            confidence: bits >> CONFIDENCE_SHIFT & MOST,
+            confidence: bits >> CONFIDENCE_SHIFT & MAX_CONFIDENCE,
         }
     }
 
@@ -64,7 +64,7 @@ impl Trend {
             confidence if ascends || descends => Self {
                 slot,
                 is_descending: descends,
-                confidence: (confidence + CONFIRMED).min(MOST),
+                confidence: (confidence + CONFIRMED).min(MAX_CONFIDENCE),
             },
             confidence => Self {
                 // The run's last entry has moved up if the new one is below it.

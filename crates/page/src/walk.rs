@@ -26,7 +26,7 @@ pub fn narrowed<K: Ord>(one: (K, Option<K>), other: (K, Option<K>)) -> (K, Optio
 
 /// Where a descent goes from a page. Trust it only once the page's version has been validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum WalkStep {
     /// This is the target node.
     Here,
     /// Down to this child.
@@ -39,14 +39,14 @@ pub enum Step {
 
 /// The step from `page` towards the node of level `target` that covers `probe`.
 #[inline]
-pub fn step<L: Layout>(page: Page<'_, L>, probe: Probe<'_, L::Key>, target: u8) -> Step {
+pub fn step<L: Layout>(page: Page<'_, L>, probe: Probe<'_, L::Key>, target: u8) -> WalkStep {
     if page.is_dead() || page.level() < target {
-        return Step::Lost;
+        return WalkStep::Lost;
     }
     match L::reach(page, probe) {
-        FencePosition::Below => Step::Lost,
-        FencePosition::Beyond => Step::Right(page.sibling()),
-        FencePosition::Inside if page.level() == target => Step::Here,
-        FencePosition::Inside => Step::Child(L::inner_child(page, L::inner_slot(page, probe))),
+        FencePosition::Below => WalkStep::Lost,
+        FencePosition::Beyond => WalkStep::Right(page.sibling()),
+        FencePosition::Inside if page.level() == target => WalkStep::Here,
+        FencePosition::Inside => WalkStep::Child(L::inner_child(page, L::inner_slot(page, probe))),
     }
 }

@@ -11,9 +11,9 @@ use std::ops::Range;
 
 /// Words of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Words(u64);
+pub struct PageWords(u64);
 
-impl From<Range<usize>> for Words {
+impl From<Range<usize>> for PageWords {
     /// A range at the front.
     #[inline]
     fn from(front: Range<usize>) -> Self {
@@ -41,7 +41,7 @@ fn union(one: Range<usize>, other: &Range<usize>) -> Range<usize> {
     }
 }
 
-impl Words {
+impl PageWords {
     /// Words of the front and of the heap. Either may be empty.
     #[inline]
     pub fn new(front: &Range<usize>, heap: &Range<usize>) -> Self {
@@ -55,7 +55,7 @@ impl Words {
         self.0
     }
 
-    /// The words encoded by [`Words::to_bits`].
+    /// The words encoded by [`PageWords::to_bits`].
     #[inline]
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
@@ -125,27 +125,27 @@ mod tests {
 
     #[test]
     fn ranges_grow_by_themselves() {
-        let held = Words::new(&(3..12), &(100..104));
-        let both = held.and(Words::new(&(0..0), &(90..92)), true);
+        let held = PageWords::new(&(3..12), &(100..104));
+        let both = held.and(PageWords::new(&(0..0), &(90..92)), true);
         assert_eq!((both.front(), both.heap()), (3..12, 90..104));
-        let both = both.and(Words::from(2..4), true);
+        let both = both.and(PageWords::from(2..4), true);
         assert_eq!((both.front(), both.heap()), (2..12, 90..104));
-        assert_eq!(Words::default().and(held, true), held);
-        assert_eq!(held.and(Words::default(), true), held);
-        assert!(!held.is_one_word() && Words::new(&(0..0), &(7..8)).is_one_word());
+        assert_eq!(PageWords::default().and(held, true), held);
+        assert_eq!(held.and(PageWords::default(), true), held);
+        assert!(!held.is_one_word() && PageWords::new(&(0..0), &(7..8)).is_one_word());
         assert!(held.contains(11) && held.contains(100) && !held.contains(12));
-        let fixed = Words::from(9..10).and(Words::from(20..21), false);
+        let fixed = PageWords::from(9..10).and(PageWords::from(20..21), false);
         assert_eq!((fixed.front(), fixed.heap()), (9..21, 0..0));
     }
 
     #[test]
     fn the_heap_is_written_first() {
-        let writes = |front, heap| Words::new(&front, &heap).writes();
+        let writes = |front, heap| PageWords::new(&front, &heap).writes();
         assert_eq!(writes(3..12, 44..50), (Some(44..50), 3..12));
         assert_eq!(writes(3..12, 12..50), (Some(12..50), 3..12));
         assert_eq!(writes(2..128, 100..104), (None, 2..128));
         assert_eq!(writes(0..0, 100..101), (None, 100..101));
         assert_eq!(writes(3..12, 0..0), (None, 3..12));
-        assert_eq!(Words::from(3..12).writes(), (None, 3..12));
+        assert_eq!(PageWords::from(3..12).writes(), (None, 3..12));
     }
 }

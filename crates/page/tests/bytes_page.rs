@@ -4,8 +4,8 @@
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_page::{
-    Bytes, Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Page, Probe,
-    REFERENCE_BYTES, ScanWindow, SplitPlan, Words,
+    Bytes, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, Page,
+    PageWords, Probe, REFERENCE_BYTES, ScanWindow, SplitPlan,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -166,7 +166,7 @@ fn split<const W: usize>(
 ) -> (OwnedPage, Records) {
     let left = full.page::<W>();
     let high = Bytes::<W>::high(left);
-    let pending = Entry::<Bytes<W>>::Record(record.0.to_vec(), record.1.to_vec());
+    let pending = OverflowEntry::<Bytes<W>>::Record(record.0.to_vec(), record.1.to_vec());
     let plan = Bytes::<W>::split_plan(left, Some(&pending));
     let SplitPlan { separator, .. } = &plan;
     let other = OwnedPage::new::<W>();
@@ -209,7 +209,7 @@ fn clone(page: &OwnedPage) -> Vec<AtomicU64> {
 
 /// Checks that a change has touched only the words that it reports. If only the new words of the
 /// heap have reached the pool, the page there must still have its old content (bytes.Y9).
-fn check_words<const W: usize>(before: &[u64], after: &[u64], words: Words) {
+fn check_words<const W: usize>(before: &[u64], after: &[u64], words: PageWords) {
     let differs = |index: &usize| before[*index] != after[*index];
     assert!((0..W).filter(differs).all(|index| words.contains(index)));
     assert!(!words.is_empty());
@@ -456,7 +456,7 @@ fn read_everything<const W: usize>(page: View<'_, W>, key: &[u8], other: &[u8]) 
     let _ = (Bytes::<W>::is_full(page), Bytes::<W>::leaf_sum(page));
     let _ = (Bytes::<W>::leaf_has_room(page, key, other), Bytes::<W>::inner_has_room(page, key));
     let _ = Bytes::<W>::fits_merged(page, page);
-    let pending = Entry::Record(key.to_vec(), other.to_vec());
+    let pending = OverflowEntry::Record(key.to_vec(), other.to_vec());
     for pending in [None, Some(&pending)] {
         let _ = Bytes::<W>::split_plan(page, pending);
     }
@@ -574,7 +574,7 @@ fn a_value_of_eight_bytes_is_replaced_by_one_store() {
     let after = owned.words();
     let changed: Vec<usize> = (0..128).filter(|index| before[*index] != after[*index]).collect();
     assert_eq!(changed.len(), 1);
-    let words = Words::new(&(0..0), &(changed[0]..changed[0] + 1));
+    let words = PageWords::new(&(0..0), &(changed[0]..changed[0] + 1));
     assert_eq!(replaced, LeafReplace::Replaced(words, None));
     assert!(words.is_one_word());
 }

@@ -2,17 +2,17 @@
 //! these do not change.
 
 use farleaf_fabric::{GlobalAddr, Message, ServerId};
-use farleaf_page::{Action, Answer, Fixed8, LeafEdit};
+use farleaf_page::{EditAction, EditAnswer, Fixed8, LeafEdit};
 use farleaf_pool::wire::{
     ClientRequest, ClientResponse, DirectoryRequest, ErrorCode, LeaseState, MergeRequest,
-    OffloadRequest, OwnerRequest, PoolRequest, Refusal, Reply, Request, Share, Ticket, TreeRequest,
-    Usage,
+    OffloadRequest, OffloadTicket, OwnerRequest, PoolRequest, Refusal, Reply, Request, TreeRequest,
+    TreeShare, Usage,
 };
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
 const KEY: u64 = 0x1122_3344_5566_7788;
 const VALUE: u64 = 0x0102_0304_0506_0708;
-const TICKET: Ticket = Ticket { owner: 0x0201, slot: 5, number: 0x0403_0201 };
+const TICKET: OffloadTicket = OffloadTicket { owner: 0x0201, slot: 5, number: 0x0403_0201 };
 
 fn at() -> GlobalAddr {
     GlobalAddr::new(ServerId::new(0x0102), 0x0304_0506_0400)
@@ -29,21 +29,21 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
     vec![
         (TreeRequest::Describe.into(), "00"),
         (
-            TreeRequest::Create { share: Share::Range { low: key, high: None } }.into(),
+            TreeRequest::Create { share: TreeShare::Range { low: key, high: None } }.into(),
             "0100887766554433221100",
         ),
         (
-            TreeRequest::Create { share: Share::Range { low: 0, high: Some(key) } }.into(),
+            TreeRequest::Create { share: TreeShare::Range { low: 0, high: Some(key) } }.into(),
             "01000000000000000000018877665544332211",
         ),
-        (TreeRequest::Create { share: Share::Hash { servers: 0x0201 } }.into(), "01010102"),
-        (edit(Action::Get), "028877665544332211"),
-        (edit(Action::Insert(value)), "0388776655443322110807060504030201"),
-        (edit(Action::Update(value)), "0488776655443322110807060504030201"),
-        (edit(Action::Upsert(value)), "0588776655443322110807060504030201"),
-        (edit(Action::Remove), "068877665544332211"),
+        (TreeRequest::Create { share: TreeShare::Hash { servers: 0x0201 } }.into(), "01010102"),
+        (edit(EditAction::Get), "028877665544332211"),
+        (edit(EditAction::Insert(value)), "0388776655443322110807060504030201"),
+        (edit(EditAction::Update(value)), "0488776655443322110807060504030201"),
+        (edit(EditAction::Upsert(value)), "0588776655443322110807060504030201"),
+        (edit(EditAction::Remove), "068877665544332211"),
         (
-            edit(Action::CompareExchange(value, 9)),
+            edit(EditAction::CompareExchange(value, 9)),
             "07887766554433221108070605040302010900000000000000",
         ),
         (
@@ -110,25 +110,25 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
             PoolRequest::GiveBack { nodes: vec![node, GlobalAddr::NULL] }.into(),
             "1500040605040302010000000000000000",
         ),
-        (walk(Action::Get, None), "1600040605040302010200887766554433221100"),
+        (walk(EditAction::Get, None), "1600040605040302010200887766554433221100"),
         (
-            walk(Action::Insert(value), Some(TICKET)),
+            walk(EditAction::Insert(value), Some(TICKET)),
             "1600040605040302010201887766554433221108070605040302010101020501020304",
         ),
         (
-            walk(Action::Update(value), Some(TICKET)),
+            walk(EditAction::Update(value), Some(TICKET)),
             "1600040605040302010202887766554433221108070605040302010101020501020304",
         ),
         (
-            walk(Action::Upsert(value), Some(TICKET)),
+            walk(EditAction::Upsert(value), Some(TICKET)),
             "1600040605040302010203887766554433221108070605040302010101020501020304",
         ),
         (
-            walk(Action::Remove, Some(TICKET)),
+            walk(EditAction::Remove, Some(TICKET)),
             "160004060504030201020488776655443322110101020501020304",
         ),
         (
-            walk(Action::CompareExchange(value, 9), Some(TICKET)),
+            walk(EditAction::CompareExchange(value, 9), Some(TICKET)),
             "16000406050403020102058877665544332211080706050403020109000000000000000101020501020304",
         ),
         (
@@ -225,7 +225,7 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
 }
 
 fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
-    let answer = |applied, found| Answer { applied, found };
+    let answer = |applied, found| EditAnswer { applied, found };
     let usage = Usage {
         pool_bytes: 1,
         allocated_bytes: 2,
@@ -256,7 +256,7 @@ fn replies() -> Vec<(Reply<Fixed8>, &'static str)> {
         ),
         (Reply::Chunk { at: at(), bytes: VALUE }, "0500040605040302010807060504030201"),
         (Reply::Description(None), "0600"),
-        (Reply::Description(Some(Share::Hash { servers: 0x0201 })), "0601010102"),
+        (Reply::Description(Some(TreeShare::Hash { servers: 0x0201 })), "0601010102"),
         (
             Reply::Usage(usage),
             "07010000000000000002000000000000000300000000000000040000000000000005000000000000000600000000000000",
@@ -331,13 +331,13 @@ fn asks() -> Vec<(ClientRequest<Fixed8>, &'static str)> {
     let (key, value) = (KEY, VALUE);
     let edit = |action| ClientRequest::Edit(LeafEdit { key, action });
     vec![
-        (edit(Action::Get), "00008877665544332211"),
-        (edit(Action::Insert(value)), "000188776655443322110807060504030201"),
-        (edit(Action::Update(value)), "000288776655443322110807060504030201"),
-        (edit(Action::Upsert(value)), "000388776655443322110807060504030201"),
-        (edit(Action::Remove), "00048877665544332211"),
+        (edit(EditAction::Get), "00008877665544332211"),
+        (edit(EditAction::Insert(value)), "000188776655443322110807060504030201"),
+        (edit(EditAction::Update(value)), "000288776655443322110807060504030201"),
+        (edit(EditAction::Upsert(value)), "000388776655443322110807060504030201"),
+        (edit(EditAction::Remove), "00048877665544332211"),
         (
-            edit(Action::CompareExchange(value, 9)),
+            edit(EditAction::CompareExchange(value, 9)),
             "0005887766554433221108070605040302010900000000000000",
         ),
         (
@@ -378,10 +378,10 @@ fn tolds() -> Vec<(ClientResponse<Fixed8>, &'static str)> {
     let mut tolds = vec![
         (ClientResponse::Done, "00"),
         (
-            ClientResponse::Edited(Answer { applied: true, found: Some(VALUE) }),
+            ClientResponse::Edited(EditAnswer { applied: true, found: Some(VALUE) }),
             "0101010807060504030201",
         ),
-        (ClientResponse::Edited(Answer { applied: false, found: None }), "010000"),
+        (ClientResponse::Edited(EditAnswer { applied: false, found: None }), "010000"),
         (
             ClientResponse::Records { records: vec![(KEY, VALUE)], next: Some(Excluded(KEY)) },
             "02010288776655443322110100000088776655443322110807060504030201",
@@ -404,7 +404,7 @@ fn tolds() -> Vec<(ClientResponse<Fixed8>, &'static str)> {
         (
             ClientResponse::Changed {
                 incarnation: KEY,
-                answer: Answer { applied: true, found: Some(VALUE) },
+                answer: EditAnswer { applied: true, found: Some(VALUE) },
             },
             "09887766554433221101010807060504030201",
         ),

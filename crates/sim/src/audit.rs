@@ -5,12 +5,12 @@
 use crate::scenario::WorkloadSpec;
 use crate::workload;
 use farleaf_fabric::GlobalAddr;
-use farleaf_index::{IndexError, RangeIndex, Scan};
+use farleaf_index::{IndexError, RangeIndex, ScanResult};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The contents that were found.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct AuditedContents {
     pub(crate) contents: BTreeMap<u64, u64>,
     /// Keys in damaged pages.
     pub(crate) damaged: BTreeSet<u64>,
@@ -23,7 +23,7 @@ pub(crate) struct Reader<'a, D> {
     pub(crate) may_be_damaged: D,
 }
 
-type Records = Vec<(u64, u64)>;
+type AuditedRecords = Vec<(u64, u64)>;
 
 impl<D: Fn(GlobalAddr) -> bool> Reader<'_, D> {
     /// Reads each key by a get of the first index, and by scans of that key alone. Then all keys by
@@ -31,11 +31,12 @@ impl<D: Fn(GlobalAddr) -> bool> Reader<'_, D> {
     pub(crate) async fn read_all<I: RangeIndex<Key = u64, Value = u64>>(
         &self,
         [each, up, down]: [&I; 3],
-    ) -> Result<Found, String> {
+    ) -> Result<AuditedContents, String> {
         let found = self.read_each(each).await?;
-        let up = self.scan(up, Scan::range(..)).await?;
-        let down = self.scan(down, Scan::range(..).reverse()).await?;
-        let expected: Records = found.contents.iter().map(|(key, value)| (*key, *value)).collect();
+        let up = self.scan(up, ScanResult::range(..)).await?;
+        let down = self.scan(down, ScanResult::range(..).reverse()).await?;
+        let expected: AuditedRecords =
+            found.contents.iter().map(|(key, value)| (*key, *value)).collect();
         let down = down.map(|down| down.into_iter().rev().collect::<Vec<_>>());
         for (what, records) in [("ascending", up), ("descending", down)] {
             match records {
@@ -63,19 +64,19 @@ impl<D: Fn(GlobalAddr) -> bool> Reader<'_, D> {
     async fn scan<I: RangeIndex<Key = u64, Value = u64>>(
         &self,
         index: &I,
-        scan: Scan<u64>,
-    ) -> Result<Option<Records>, String> {
+        scan: ScanResult<u64>,
+    ) -> Result<Option<AuditedRecords>, String> {
         self.unless_damaged(index.scan(&scan).await)
     }
 
     async fn read_each<I: RangeIndex<Key = u64, Value = u64>>(
         &self,
         index: &I,
-    ) -> Result<Found, String> {
-        let mut found = Found::default();
+    ) -> Result<AuditedContents, String> {
+        let mut found = AuditedContents::default();
         let places = 0..self.spec.key_space;
         for key in places.map(|place| workload::key_at(place, self.spec)) {
-            let alone = Scan::range(key..=key);
+            let alone = ScanResult::range(key..=key);
             let got = self.unless_damaged(index.get(&key).await)?;
             let up = self.scan(index, alone.clone()).await?;
             let down = self.scan(index, alone.reverse()).await?;

@@ -8,15 +8,15 @@
 //! *Thread safety*: a [`Board`] is shared by all clients of a run.
 
 use crate::death::DeathAt;
-use crate::history::{Action, Outcome, Recorder, Ticket};
+use crate::history::{ClientAction, HistoryRecorder, InvokedOperation, OperationOutcome};
 use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, ProcessesSpec, Scenario};
-use crate::workload::{self, Stream};
+use crate::workload::{self, SimOperationStream};
 use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Fabric, FabricError, Work};
 use farleaf_index::CacheCounters;
-use farleaf_index::{ByName, Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_page::{Layout, Named};
+use farleaf_index::{ByName, Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_page::{Layout, NamedLayout};
 use farleaf_pool::wire::{ErrorCode, Refusal};
 use futures_util::future::join;
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ const HELD_UP_PAUSE_NS: u64 = 1_000_000_000;
 /// State that the clients of one run share.
 #[derive(Debug)]
 pub(crate) struct Board {
-    pub(crate) recorder: Recorder,
+    pub(crate) recorder: HistoryRecorder,
     /// The first fault found.
     fault: Mutex<Option<String>>,
     /// Why the initial contents could not be loaded, which explains whatever is missing later.
@@ -70,7 +70,7 @@ pub(crate) struct Board {
 
 /// Counters of a run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Counts {
+pub(crate) struct RunCounts {
     /// Counters of all caches.
     pub(crate) cache: CacheCounters,
     /// Moves of keys by the balancer.
@@ -93,7 +93,7 @@ impl Board {
         let cluster = &scenario.cluster;
         let clients = cluster.compute_servers * cluster.clients_per_compute_server;
         Self {
-            recorder: Recorder::new(initial),
+            recorder: HistoryRecorder::new(initial),
             fault: Mutex::new(None),
             failed_load: Mutex::new(None),
             allowed: scenario.allowed_errors.clone(),
@@ -154,10 +154,10 @@ impl Board {
     }
 
     /// The counters of the run.
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> RunCounts {
         let balanced = self.balanced.load(Ordering::Acquire) as u64;
         let deaths = self.deaths.load(Ordering::Acquire) as u64;
-        Counts { cache: *lock(&self.cache), balanced, deaths }
+        RunCounts { cache: *lock(&self.cache), balanced, deaths }
     }
 
     pub(crate) fn fault(&self) -> Option<String> {
@@ -210,8 +210,8 @@ impl Board {
         fabric: &impl Fabric,
         index: &I,
         client: u32,
-        action: &Action,
-    ) -> Outcome
+        action: &ClientAction,
+    ) -> OperationOutcome
     where
         I: IndexAdmin<Key = u64, Value = u64>,
     {
@@ -226,14 +226,14 @@ impl Board {
         &self,
         fabric: &impl Fabric,
         index: &I,
-        actions: &mut [(&mut Stream, Action)],
+        actions: &mut [(&mut SimOperationStream, ClientAction)],
     ) where
         I: IndexAdmin<Key = u64, Value = u64>,
     {
-        let invoke = |(stream, action): &(&mut Stream, Action)| {
+        let invoke = |(stream, action): &(&mut SimOperationStream, ClientAction)| {
             self.recorder.invoke(stream.client(), action.clone(), fabric.now_ns())
         };
-        let tickets: Vec<Ticket> = actions.iter().map(invoke).collect();
+        let tickets: Vec<InvokedOperation> = actions.iter().map(invoke).collect();
         let edits: Vec<_> = actions.iter().filter_map(|(_, action)| action.as_edit()).collect();
         for _ in &edits {
             fabric.charge(Work::Client).await;
@@ -250,30 +250,30 @@ impl Board {
         &self,
         fabric: &impl Fabric,
         client: u32,
-        action: &Action,
+        action: &ClientAction,
         work: impl Future<Output = Result<(), E>>,
-    ) -> Outcome {
+    ) -> OperationOutcome {
         let ticket = self.recorder.invoke(client, action.clone(), fabric.now_ns());
-        let answer = work.await.map(|()| Outcome::Done).map_err(Into::into);
+        let answer = work.await.map(|()| OperationOutcome::Done).map_err(Into::into);
         self.finish(fabric, action, ticket, answer)
     }
 
     fn finish(
         &self,
         fabric: &impl Fabric,
-        action: &Action,
-        ticket: Ticket,
-        answer: Result<Outcome, IndexError>,
-    ) -> Outcome {
+        action: &ClientAction,
+        ticket: InvokedOperation,
+        answer: Result<OperationOutcome, IndexError>,
+    ) -> OperationOutcome {
         self.has_progressed();
         let outcome = answer.unwrap_or_else(|error| {
             // A concurrent collection is not a fault.
             let is_harmless =
-                *action == Action::Collect && matches!(error, IndexError::Contended { .. });
+                *action == ClientAction::Collect && matches!(error, IndexError::Contended { .. });
             if !is_harmless && !self.allows(&error) {
                 self.report(format!("{action} failed with an error that is not allowed: {error}"));
             }
-            Outcome::from_error(&error)
+            OperationOutcome::from_error(&error)
         });
         self.recorder.finish(ticket, outcome.clone(), fabric.now_ns());
         outcome
@@ -314,30 +314,30 @@ impl Drop for Active<'_> {
 }
 
 /// Marks the observer as ended when dropped.
-pub(crate) struct Over<'a>(pub(crate) &'a Board);
+pub(crate) struct ObserverGuard<'a>(pub(crate) &'a Board);
 
-impl Drop for Over<'_> {
+impl Drop for ObserverGuard<'_> {
     fn drop(&mut self) {
         self.0.over.store(true, Ordering::Release);
     }
 }
 
 /// Calls the index's operation for an action.
-async fn execute<I>(index: &I, action: &Action) -> Result<Outcome, IndexError>
+async fn execute<I>(index: &I, action: &ClientAction) -> Result<OperationOutcome, IndexError>
 where
     I: IndexAdmin<Key = u64, Value = u64>,
 {
     Ok(match action {
-        Action::Get(key) => Outcome::Value(index.get(key).await?),
-        Action::MultiGet(keys) => Outcome::Values(index.multi_get(keys).await?),
-        Action::Scan(scan) => Outcome::Records(index.scan(scan).await?),
-        Action::Collect => {
+        ClientAction::Get(key) => OperationOutcome::Value(index.get(key).await?),
+        ClientAction::MultiGet(keys) => OperationOutcome::Values(index.multi_get(keys).await?),
+        ClientAction::Scan(scan) => OperationOutcome::Records(index.scan(scan).await?),
+        ClientAction::Collect => {
             index.collect().await?;
-            Outcome::Done
+            OperationOutcome::Done
         }
-        Action::Flush => {
+        ClientAction::Flush => {
             index.flush().await?;
-            Outcome::Done
+            OperationOutcome::Done
         }
         action => {
             let edit = action.as_edit().expect("all other actions are on one key");
@@ -356,15 +356,15 @@ pub(crate) async fn client<L, De, F>(
     seed: u64,
     (number, first): (usize, usize),
 ) where
-    L: Named,
+    L: NamedLayout,
     De: Design<L>,
     F: Fabric,
 {
     let _active = Active(board);
     board.wait_for_load(&fabric).await;
     let in_flight = usize::from(scenario.cluster.in_flight_per_client);
-    let mut streams: Vec<Stream> = (number * in_flight..(number + 1) * in_flight)
-        .map(|stream| Stream::new(&scenario.workload, seed, (first + stream) as u32))
+    let mut streams: Vec<SimOperationStream> = (number * in_flight..(number + 1) * in_flight)
+        .map(|stream| SimOperationStream::new(&scenario.workload, seed, (first + stream) as u32))
         .collect();
     let handles = u32::from(scenario.cluster.handles_per_client);
     let operations = scenario.workload.operations_per_client.div_ceil(handles);
@@ -397,7 +397,7 @@ async fn drive<I>(
     fabric: &impl Fabric,
     index: &I,
     board: &Board,
-    stream: &mut Stream,
+    stream: &mut SimOperationStream,
     operations: u32,
 ) where
     I: IndexAdmin<Key = u64, Value = u64>,
@@ -419,7 +419,7 @@ async fn drive_in_groups<I>(
     fabric: &impl Fabric,
     index: &I,
     board: &Board,
-    streams: &mut [Stream],
+    streams: &mut [SimOperationStream],
     operations: u32,
 ) where
     I: IndexAdmin<Key = u64, Value = u64>,
@@ -462,11 +462,11 @@ pub(crate) async fn observer<L, De, F>(
     number: u32,
     deaths: &[Death],
 ) where
-    L: Named,
+    L: NamedLayout,
     De: Design<L>,
     F: Fabric,
 {
-    let _over = Over(board);
+    let _over = ObserverGuard(board);
     let Some(index) = board.open::<L, De, F>(&fabric, compute).await else {
         board.report("the observer cannot open the index".to_owned());
         return board.let_clients_begin();
@@ -503,7 +503,7 @@ pub(crate) async fn load<I>(
     match scenario.workload.load {
         LoadSpec::Insert => {
             for (key, value) in first {
-                board.perform(fabric, index, number, &Action::Insert(key, value)).await;
+                board.perform(fabric, index, number, &ClientAction::Insert(key, value)).await;
             }
         }
         LoadSpec::Bulk => load_in_bulk(fabric, index, board, scenario, &first).await,
@@ -544,7 +544,7 @@ async fn load_in_bulk<I>(
         if has_doubt && !board.allows_unknown() {
             return board.report_load(format!("{what}: {error}"));
         }
-        if has_doubt && let Ok(found) = index.scan(&Scan::range(..)).await {
+        if has_doubt && let Ok(found) = index.scan(&ScanResult::range(..)).await {
             match found.len() {
                 0 => {}
                 _ if found == all => return,
@@ -591,15 +591,15 @@ pub(crate) async fn read_everything<I>(
 ) where
     I: IndexAdmin<Key = u64, Value = u64>,
 {
-    let everything = Scan::range(..);
+    let everything = ScanResult::range(..);
     let again = |action| retry(fabric, index, board, number, action);
-    again(Action::Scan(everything.clone())).await;
-    again(Action::Collect).await;
-    if !again(Action::Scan(everything.reverse())).await {
+    again(ClientAction::Scan(everything.clone())).await;
+    again(ClientAction::Collect).await;
+    if !again(ClientAction::Scan(everything.reverse())).await {
         // A memory server is dead: read the keys that the others hold.
         for place in 0..scenario.workload.key_space {
             let key = workload::key_at(place, &scenario.workload);
-            board.perform(fabric, index, number, &Action::Get(key)).await;
+            board.perform(fabric, index, number, &ClientAction::Get(key)).await;
         }
     }
 }
@@ -634,7 +634,7 @@ async fn retry<I>(
     index: &I,
     board: &Board,
     client: u32,
-    action: Action,
+    action: ClientAction,
 ) -> bool
 where
     I: IndexAdmin<Key = u64, Value = u64>,

@@ -3,7 +3,7 @@
 
 use crate::death::DeathAt;
 use crate::mutants::{AS_PUBLISHED, MUTANTS, Mutant, holds_without_bug};
-use crate::random::{Kind, random_scenario, reduced};
+use crate::random::{ScenarioKind, random_scenario, reduced};
 use crate::registry::SCENARIOS;
 use crate::run::{RunOutcome, RunReport, run_seed, run_with_death};
 use crate::scenario::{Scenario, ScenarioError};
@@ -43,8 +43,8 @@ pub enum CommandError {
     /// The kind of random scenarios is unknown.
     #[error(
         "no random scenarios of the kind `{0}`: give a design ({designs}), a fault ({faults}), or both, as in dex-lossy",
-        designs = Kind::DESIGNS.join(", "),
-        faults = Kind::FAULTS.join(", ")
+        designs = ScenarioKind::DESIGNS.join(", "),
+        faults = ScenarioKind::FAULTS.join(", ")
     )]
     NoSuchKind(String),
     /// The planted bug is unknown.
@@ -208,7 +208,11 @@ fn say_outcome(
 /// [`CommandError`].
 pub fn run_random(kind: &str, seeds: Seeds, out: &mut impl Write) -> Result<bool, CommandError> {
     let no_kind = || CommandError::NoSuchKind(kind.to_owned());
-    let drawn = if kind == "all" { Kind::default() } else { Kind::of(kind).ok_or_else(no_kind)? };
+    let drawn = if kind == "all" {
+        ScenarioKind::default()
+    } else {
+        ScenarioKind::of(kind).ok_or_else(no_kind)?
+    };
     let mut all_well = true;
     side_by_side(
         seeds.jobs,
@@ -224,7 +228,12 @@ pub fn run_random(kind: &str, seeds: Seeds, out: &mut impl Write) -> Result<bool
 }
 
 /// One run of [`run_random`]. Returns whether it passed.
-fn random_run(kind: &str, drawn: Kind, seed: u64, out: &mut impl Write) -> io::Result<bool> {
+fn random_run(
+    kind: &str,
+    drawn: ScenarioKind,
+    seed: u64,
+    out: &mut impl Write,
+) -> io::Result<bool> {
     let scenario = random_scenario(drawn, seed);
     let report = run_seed(&scenario, seed);
     let again = format!("farleaf-lab sim --random 1 --kind {kind} --seed {seed}");

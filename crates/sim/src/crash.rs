@@ -11,34 +11,34 @@
 //!
 //! *Thread safety*: a run is one thread.
 
-use crate::audit::{Found, Reader};
-use crate::checker::{Verdict, check_kept, values_written};
-use crate::client::{self, Active, Board, Over, join_all};
+use crate::audit::{AuditedContents, Reader};
+use crate::checker::{CheckVerdict, check_kept, values_written};
+use crate::client::{self, Active, Board, ObserverGuard, join_all};
 use crate::death::DeathAt;
-use crate::history::Action;
-use crate::inspect::{Expect, Pool};
+use crate::history::ClientAction;
+use crate::inspect::{ExpectedState, InspectedPool};
 use crate::reshaping::mover;
 use crate::rounds::play_round;
 use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, Scenario};
-use crate::setup::{Servers, dex_options, sim_config, start};
-use crate::workload::{self, Stream};
+use crate::setup::{SimServers, dex_options, sim_config, start};
+use crate::workload::{self, SimOperationStream};
 use farleaf_dex::Dex;
 use farleaf_fabric::sim::{SimCluster, SimControl};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
 use farleaf_index::OwnedRange;
 use farleaf_index::partition::{ComputePool, end_former_life, fence_former_life};
-use farleaf_index::{Background, ByName, Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_page::{Layout, Named, OwnedKey, clipped};
+use farleaf_index::{Background, ByName, Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_page::{Layout, NamedLayout, OwnedKey, clipped};
 use farleaf_pool::server::MemoryServer;
 use rand::RngExt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 /// The longest time that compute servers stay dead while others work, in nanoseconds.
-const LONGEST_DEATH_NS: u64 = 40_000;
+const MAX_DEATH_NS: u64 = 40_000;
 
-type Sim<L> = SimCluster<MemoryServer<L>>;
+type CrashCluster<L> = SimCluster<MemoryServer<L>>;
 
 /// Begins a compute server's next life, over an endpoint of another compute server.
 ///
@@ -51,26 +51,26 @@ async fn begin_life<L: Layout>(fabric: &impl Fabric, server: u16) -> Result<(), 
 }
 
 /// State shared by all rounds of a run.
-struct Run<'a, L: Layout> {
+struct CrashRun<'a, L: Layout> {
     scenario: &'a Scenario,
     seed: u64,
-    inspector: Pool<L>,
+    inspector: InspectedPool<L>,
 }
 
 /// Runs all rounds and adds their histories to `board`.
 pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named,
+    L: NamedLayout,
 {
     let spec = scenario.crash.as_ref().ok_or("this scenario has no [crash]")?;
     let options = dex_options::<L>(scenario)?;
-    let servers: Servers<L> = start::<L, Dex>(scenario, &options)?;
+    let servers: SimServers<L> = start::<L, Dex>(scenario, &options)?;
     let pool = <Dex as Design<L>>::compute(&options);
     let mut pool = pool.map_err(|error| format!("cannot set up the compute side: {error}"))?;
     let cluster = sim_config(scenario, &mut workload::rng(seed, 0)).start(servers.clone());
-    let run = Run { scenario, seed, inspector: Pool::new(&servers, scenario) };
+    let run = CrashRun { scenario, seed, inspector: InspectedPool::new(&servers, scenario) };
     let mut rng = workload::rng(seed, u64::MAX / 7);
-    let mut found = Found { contents: BTreeMap::new(), damaged: BTreeSet::new() };
+    let mut found = AuditedContents { contents: BTreeMap::new(), damaged: BTreeSet::new() };
     if scenario.workload.load == LoadSpec::Bulk {
         found.contents = workload::initial_contents(&scenario.workload);
     }
@@ -112,8 +112,10 @@ where
             spec.loses_ns,
         );
         match kept {
-            Verdict::Holds => {}
-            Verdict::Violated(report) | Verdict::GaveUp(report) => return Err(which(report)),
+            CheckVerdict::Holds => {}
+            CheckVerdict::Violated(report) | CheckVerdict::GaveUp(report) => {
+                return Err(which(report));
+            }
         }
         if rng.random_bool(0.5) {
             pool = restarted(&pool, died)?;
@@ -122,7 +124,7 @@ where
     if found.damaged.is_empty() { run.settle(&cluster, &pool) } else { Ok(()) }
 }
 
-fn restarted<L: Named>(
+fn restarted<L: NamedLayout>(
     pool: &ComputePool<Dex, L>,
     dead: impl Fn(u16) -> bool,
 ) -> Result<Arc<ComputePool<Dex, L>>, String> {
@@ -133,7 +135,7 @@ fn restarted<L: Named>(
 
 /// A client that only uses keys of its own compute server and does everything through that server's
 /// endpoint.
-async fn own_client<L: Named>(
+async fn own_client<L: NamedLayout>(
     fabric: impl Fabric,
     pool: &Arc<ComputePool<Dex, L>>,
     board: &Board,
@@ -149,7 +151,7 @@ async fn own_client<L: Named>(
     let index = ByName::<L, _>::new(index);
     let in_flight = usize::from(scenario.cluster.in_flight_per_client);
     let streams = (number * in_flight..(number + 1) * in_flight).map(async |stream| {
-        let mut stream = Stream::new(&scenario.workload, seed, (first + stream) as u32);
+        let mut stream = SimOperationStream::new(&scenario.workload, seed, (first + stream) as u32);
         while let Some(action) = stream.next() {
             let pause_ns = stream.pause_ns();
             if pause_ns > 0 {
@@ -159,8 +161,10 @@ async fn own_client<L: Named>(
             let here = index.index().part(server);
             let client = stream.client();
             let outcome = match action {
-                Action::Flush => board.record(&fabric, client, &action, here.flush()).await,
-                Action::Collect => board.record(&fabric, client, &action, here.collect()).await,
+                ClientAction::Flush => board.record(&fabric, client, &action, here.flush()).await,
+                ClientAction::Collect => {
+                    board.record(&fabric, client, &action, here.collect()).await
+                }
                 _ => board.perform(&fabric, &index, client, &action).await,
             };
             stream.learn(&action, &outcome);
@@ -170,13 +174,13 @@ async fn own_client<L: Named>(
 }
 
 /// Translates a range of keys to a range of names. Its ends need not have names.
-fn named_range<L: Named>(range: &OwnedRange<OwnedKey<L>>) -> OwnedRange<u64> {
+fn named_range<L: NamedLayout>(range: &OwnedRange<OwnedKey<L>>) -> OwnedRange<u64> {
     let low = first_from::<L>(L::key(&range.low)).unwrap_or(u64::MAX);
     OwnedRange { low, high: range.high.as_ref().and_then(|high| first_from::<L>(L::key(high))) }
 }
 
 /// The first name whose key is not below `end`; `None` if all keys with names are below it.
-fn first_from<L: Named>(end: &L::Key) -> Option<u64> {
+fn first_from<L: NamedLayout>(end: &L::Key) -> Option<u64> {
     let is_below = |name| L::key(&L::key_named(name)) < end;
     let (mut low, mut high) = (0, u64::MAX);
     while low < high {
@@ -190,30 +194,30 @@ fn first_from<L: Named>(end: &L::Key) -> Option<u64> {
 }
 
 /// Restricts an action to the keys of a range; `None` if nothing remains.
-fn of_own_keys(action: Action, range: &OwnedRange<u64>) -> Option<Action> {
+fn of_own_keys(action: ClientAction, range: &OwnedRange<u64>) -> Option<ClientAction> {
     let (low, high) = (&range.low, range.high.as_ref());
     match action {
-        Action::Get(key)
-        | Action::Insert(key, _)
-        | Action::Update(key, _)
-        | Action::Upsert(key, _)
-        | Action::Remove(key)
-        | Action::CompareExchange { key, .. } => range.has(&key).then_some(action),
-        Action::MultiGet(mut keys) => {
+        ClientAction::Get(key)
+        | ClientAction::Insert(key, _)
+        | ClientAction::Update(key, _)
+        | ClientAction::Upsert(key, _)
+        | ClientAction::Remove(key)
+        | ClientAction::CompareExchange { key, .. } => range.has(&key).then_some(action),
+        ClientAction::MultiGet(mut keys) => {
             keys.retain(|key| range.has(key));
-            Some(Action::MultiGet(keys))
+            Some(ClientAction::MultiGet(keys))
         }
-        Action::Scan(scan) => {
+        ClientAction::Scan(scan) => {
             let (lower, upper) = clipped((scan.lower.as_ref(), scan.upper.as_ref()), (low, high));
-            let scan = Scan { lower: lower.cloned(), upper: upper.cloned(), ..scan };
-            is_some_key_within(&scan).then_some(Action::Scan(scan))
+            let scan = ScanResult { lower: lower.cloned(), upper: upper.cloned(), ..scan };
+            is_some_key_within(&scan).then_some(ClientAction::Scan(scan))
         }
-        Action::Collect | Action::Flush => Some(action),
+        ClientAction::Collect | ClientAction::Flush => Some(action),
     }
 }
 
 /// Whether the bounds leave room for a key: clipping can make a scan empty.
-fn is_some_key_within(scan: &Scan<u64>) -> bool {
+fn is_some_key_within(scan: &ScanResult<u64>) -> bool {
     match (&scan.lower, &scan.upper) {
         (Bound::Included(low), Bound::Included(high)) => low <= high,
         (
@@ -225,14 +229,18 @@ fn is_some_key_within(scan: &Scan<u64>) -> bool {
 }
 
 /// Writes back by age on a compute server, if the scenario asks for it.
-async fn write_back<L: Named>(fabric: impl Fabric, pool: &Arc<ComputePool<Dex, L>>, board: &Board) {
+async fn write_back<L: NamedLayout>(
+    fabric: impl Fabric,
+    pool: &Arc<ComputePool<Dex, L>>,
+    board: &Board,
+) {
     board.wait_for_load(&fabric).await;
     let Some(index) = board.open::<L, Dex, _>(&fabric, pool).await else { return };
     let ended = index.background(Background::WriteBack, &|| board.is_over(), &|_| {}).await;
     ended.unwrap_or_else(|error| board.report(format!("cannot write back by age: {error}")));
 }
 
-impl<L: Named> Run<'_, L> {
+impl<L: NamedLayout> CrashRun<'_, L> {
     /// Reads everything after a crash. A WRITE that stopped half-way can damage only leaves,
     /// because inner nodes are logged (D9).
     fn reader(&self) -> Reader<'_, impl Fn(GlobalAddr) -> bool> {
@@ -274,7 +282,7 @@ impl<L: Named> Run<'_, L> {
     /// Runs the clients until all have ended or died.
     fn round(
         &self,
-        sim: &Sim<L>,
+        sim: &CrashCluster<L>,
         board: &Board,
         pool: &Arc<ComputePool<Dex, L>>,
         round: u16,
@@ -327,13 +335,13 @@ impl<L: Named> Run<'_, L> {
         is_last: bool,
         control: &SimControl,
     ) {
-        let _over = Over(board);
+        let _over = ObserverGuard(board);
         let opened = board.open::<L, Dex, F>(&fabric, pool).await;
         let Some(index) = opened else { return board.let_clients_begin() };
         let index = ByName::<L, _>::new(index);
         if round == 0 {
             client::load(&fabric, &index, board, self.scenario, number).await;
-            board.perform(&fabric, &index, number, &Action::Flush).await;
+            board.perform(&fabric, &index, number, &ClientAction::Flush).await;
         }
         board.let_clients_begin();
         let alive = control.deaths();
@@ -342,7 +350,7 @@ impl<L: Named> Run<'_, L> {
         let spec = self.scenario.crash.as_ref();
         let reborn = spec.filter(|_| has_died()).map_or(&[][..], |spec| &spec.servers);
         if !reborn.is_empty() {
-            fabric.sleep(fabric.random() % LONGEST_DEATH_NS).await;
+            fabric.sleep(fabric.random() % MAX_DEATH_NS).await;
         }
         for server in reborn {
             if let Err(error) = begin_life::<L>(&fabric, *server).await {
@@ -358,7 +366,7 @@ impl<L: Named> Run<'_, L> {
     /// Writes back everything on the compute servers that `lives` selects.
     fn flush(
         &self,
-        sim: &Sim<L>,
+        sim: &CrashCluster<L>,
         pool: &Arc<ComputePool<Dex, L>>,
         lives: impl Fn(u16) -> bool + Sync,
     ) -> Result<(), String> {
@@ -378,10 +386,10 @@ impl<L: Named> Run<'_, L> {
     /// Begins the next life of the dead compute servers, and reads everything in every way.
     fn audit(
         &self,
-        sim: &Sim<L>,
+        sim: &CrashCluster<L>,
         pool: &ComputePool<Dex, L>,
         servers: &[u16],
-    ) -> Result<Found, String> {
+    ) -> Result<AuditedContents, String> {
         let cold = || restarted(pool, |_| true);
         let pools = [cold()?, cold()?, cold()?];
         let pools = &pools;
@@ -404,17 +412,17 @@ impl<L: Named> Run<'_, L> {
     }
 
     /// Writes everything back and checks that the pool holds exactly the index's records.
-    fn settle(&self, sim: &Sim<L>, pool: &Arc<ComputePool<Dex, L>>) -> Result<(), String> {
+    fn settle(&self, sim: &CrashCluster<L>, pool: &Arc<ComputePool<Dex, L>>) -> Result<(), String> {
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             let index = ByName::<L, _>::new(<Dex as Design<L>>::open(fabric, pool).await?);
             index.flush().await?;
-            index.scan(&Scan::range(..)).await
+            index.scan(&ScanResult::range(..)).await
         });
         let records = match outcome.into_iter().next().flatten() {
             Some(Ok(records)) => records,
             other => return Err(format!("the index cannot be written back: {other:?}")),
         };
-        let held = self.inspector.look(Expect::Settled);
+        let held = self.inspector.look(ExpectedState::Settled);
         let held = held.map_err(|fault| format!("at the end, in the pool: {fault}"))?;
         match held == records {
             true => Ok(()),

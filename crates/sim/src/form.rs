@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: plain functions.
 
-use crate::inspect::{Expect, Pool, Records, Shards};
+use crate::inspect::{ExpectedState, InspectedPool, NamedRecords, Shards};
 use crate::scenario::Scenario;
 use crate::setup::{block_options, dex_options, sharded_options};
 use farleaf_dex::{Dex, DexOptions};
@@ -13,11 +13,11 @@ use farleaf_fabric::sync::Arc;
 use farleaf_index::blocks::{Blocks, InBlocks, SharedBlocks};
 use farleaf_index::partition::{ComputePool, ComputeServer, end_former_life};
 use farleaf_index::{Design, InLeaves, IndexError, Partitioned, ValueForm};
-use farleaf_page::{BlockRef, Layout, Named, OwnedKey, Stored};
+use farleaf_page::{BlockRef, Layout, NamedLayout, OwnedKey, StoredValue};
 use farleaf_pool::remote::BlockUsage;
 
 /// An index behind compute servers, and how to look at it from outside.
-pub(crate) trait Form<L: Named>: Sized + 'static {
+pub(crate) trait IndexForm<L: NamedLayout>: Sized + 'static {
     /// The design of the index.
     type Design: Partitioned;
     /// How it keeps values.
@@ -47,7 +47,7 @@ pub(crate) trait Form<L: Named>: Sized + 'static {
         None
     }
 
-    fn inspector(pool: Pool<L>, scenario: &Scenario) -> Self::Inspector;
+    fn inspector(pool: InspectedPool<L>, scenario: &Scenario) -> Self::Inspector;
 
     /// A process serves.
     fn begins(_inspector: &Self::Inspector, _server: &Arc<ComputeServer<Self::Design, L>>) {}
@@ -62,15 +62,15 @@ pub(crate) trait Form<L: Named>: Sized + 'static {
     fn held(
         inspector: &Self::Inspector,
         reader: &<Self::Reader as Design<L>>::Compute,
-        expect: Expect,
-    ) -> Result<Records, String>;
+        expect: ExpectedState,
+    ) -> Result<NamedRecords, String>;
 }
 
-impl<L: Named> Form<L> for InLeaves {
+impl<L: NamedLayout> IndexForm<L> for InLeaves {
     type Design = Dex;
     type Values = Self;
     type Reader = Dex;
-    type Inspector = Pool<L>;
+    type Inspector = InspectedPool<L>;
 
     fn options(scenario: &Scenario) -> Result<DexOptions<OwnedKey<L>>, String> {
         dex_options::<L>(scenario)
@@ -85,35 +85,35 @@ impl<L: Named> Form<L> for InLeaves {
         Ok(())
     }
 
-    fn inspector(pool: Pool<L>, _scenario: &Scenario) -> Pool<L> {
+    fn inspector(pool: InspectedPool<L>, _scenario: &Scenario) -> InspectedPool<L> {
         pool
     }
 
-    fn look(inspector: &Pool<L>) -> Result<(), String> {
-        inspector.look(Expect::WellFormed).map(drop)
+    fn look(inspector: &InspectedPool<L>) -> Result<(), String> {
+        inspector.look(ExpectedState::WellFormed).map(drop)
     }
 
     fn held(
-        inspector: &Pool<L>,
+        inspector: &InspectedPool<L>,
         _reader: &<Dex as Design<L>>::Compute,
-        expect: Expect,
-    ) -> Result<Records, String> {
+        expect: ExpectedState,
+    ) -> Result<NamedRecords, String> {
         inspector.look(expect)
     }
 }
 
-impl<L: Named + Layout<Key = [u8], Value = [u8]>> Form<L> for InBlocks {
+impl<L: NamedLayout + Layout<Key = [u8], Value = [u8]>> IndexForm<L> for InBlocks {
     type Design = Dex;
     type Values = Self;
     type Reader = Blocks<Dex>;
-    type Inspector = Pool<L>;
+    type Inspector = InspectedPool<L>;
 
     fn options(scenario: &Scenario) -> Result<DexOptions<OwnedKey<L>>, String> {
         dex_options::<L>(scenario)
     }
 
     fn reader_options(scenario: &Scenario) -> Result<<Blocks<Dex> as Design<L>>::Options, String> {
-        let options = <InLeaves as Form<L>>::reader_options(scenario)?;
+        let options = <InLeaves as IndexForm<L>>::reader_options(scenario)?;
         Ok(block_options(scenario.cluster.inline_bytes.unwrap_or(usize::MAX), options))
     }
 
@@ -126,19 +126,19 @@ impl<L: Named + Layout<Key = [u8], Value = [u8]>> Form<L> for InBlocks {
         Some(shared.usage())
     }
 
-    fn inspector(pool: Pool<L>, _scenario: &Scenario) -> Pool<L> {
+    fn inspector(pool: InspectedPool<L>, _scenario: &Scenario) -> InspectedPool<L> {
         pool.with_blocks(value_in::<L>)
     }
 
-    fn look(inspector: &Pool<L>) -> Result<(), String> {
-        <InLeaves as Form<L>>::look(inspector)
+    fn look(inspector: &InspectedPool<L>) -> Result<(), String> {
+        <InLeaves as IndexForm<L>>::look(inspector)
     }
 
     fn held(
-        inspector: &Pool<L>,
+        inspector: &InspectedPool<L>,
         _reader: &<Blocks<Dex> as Design<L>>::Compute,
-        expect: Expect,
-    ) -> Result<Records, String> {
+        expect: ExpectedState,
+    ) -> Result<NamedRecords, String> {
         inspector.look(expect)
     }
 }
@@ -147,7 +147,7 @@ impl<L: Named + Layout<Key = [u8], Value = [u8]>> Form<L> for InBlocks {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InShards;
 
-impl<L: Named> Form<L> for InShards {
+impl<L: NamedLayout> IndexForm<L> for InShards {
     type Design = ShardedDlsm;
     type Values = InLeaves;
     type Reader = ShardedDlsm;
@@ -178,7 +178,7 @@ impl<L: Named> Form<L> for InShards {
         Ok(())
     }
 
-    fn inspector(pool: Pool<L>, scenario: &Scenario) -> Shards<L> {
+    fn inspector(pool: InspectedPool<L>, scenario: &Scenario) -> Shards<L> {
         Shards::new(pool, scenario)
     }
 
@@ -197,18 +197,21 @@ impl<L: Named> Form<L> for InShards {
     fn held(
         inspector: &Shards<L>,
         reader: &Arc<ComputePool<ShardedDlsm, L>>,
-        _expect: Expect,
-    ) -> Result<Records, String> {
+        _expect: ExpectedState,
+    ) -> Result<NamedRecords, String> {
         let shards = reader.servers().iter().flat_map(|server| server.state().shards());
         inspector.held(shards)
     }
 }
 
 /// The value for what a leaf in the pool has; `None` if there is none.
-fn value_in<L: Layout<Key = [u8], Value = [u8]>>(pool: &Pool<L>, stored: &[u8]) -> Option<Vec<u8>> {
-    let block = match Stored::of(stored) {
-        Stored::Inline(value) => return Some(value.to_vec()),
-        Stored::Block(block) => block,
+fn value_in<L: Layout<Key = [u8], Value = [u8]>>(
+    pool: &InspectedPool<L>,
+    stored: &[u8],
+) -> Option<Vec<u8>> {
+    let block = match StoredValue::of(stored) {
+        StoredValue::Inline(value) => return Some(value.to_vec()),
+        StoredValue::Block(block) => block,
     };
     let words = pool.words(block.at, block.words())?;
     if BlockRef::new(block.at, block.bytes, words.iter().copied()) != block {

@@ -8,17 +8,17 @@
 //! - history.H2. Operations are ordered by their invocations.
 //! - history.H3. The hash is a function of the operations alone, the same on every machine.
 //!
-//! *Thread safety*: all clients share a [`Recorder`]; a [`History`] is plain data.
+//! *Thread safety*: all clients share a [`HistoryRecorder`]; a [`History`] is plain data.
 
 use farleaf_fabric::sync::{Mutex, lock};
-use farleaf_index::{Answer, Exchange, IndexError, LeafEdit, Scan};
+use farleaf_index::{EditAnswer, Exchange, IndexError, LeafEdit, ScanResult};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Bound;
 
 /// An operation of a client. Keys and values are those of the fixed 8-byte layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum ClientAction {
     /// Looks a key up.
     Get(u64),
     /// Inserts a key with its value.
@@ -40,17 +40,17 @@ pub enum Action {
     /// Looks up several keys.
     MultiGet(Vec<u64>),
     /// Scans a range.
-    Scan(Scan<u64>),
+    Scan(ScanResult<u64>),
     /// Collects garbage; changes no contents.
     Collect,
     /// Writes back everything acknowledged earlier, so that it survives a crash.
     Flush,
 }
 
-impl Action {
+impl ClientAction {
     /// The action as an operation on one key, if it is one.
     pub(crate) fn as_edit(&self) -> Option<LeafEdit<&u64, &u64>> {
-        use farleaf_index::Action as On;
+        use farleaf_index::EditAction as On;
         Some(match self {
             Self::Get(key) => LeafEdit { key, action: On::Get },
             Self::Insert(key, value) => LeafEdit { key, action: On::Insert(value) },
@@ -65,19 +65,19 @@ impl Action {
     }
 
     /// Translates the answer of an operation on one key into an outcome.
-    pub(crate) fn outcome(&self, answer: Answer<u64>) -> Outcome {
+    pub(crate) fn outcome(&self, answer: EditAnswer<u64>) -> OperationOutcome {
         match self {
-            Self::Get(_) => Outcome::Value(answer.found),
-            Self::Upsert(..) => Outcome::Done,
-            Self::CompareExchange { .. } => Outcome::Exchange(answer.into()),
-            _ => Outcome::Applied(answer.applied),
+            Self::Get(_) => OperationOutcome::Value(answer.found),
+            Self::Upsert(..) => OperationOutcome::Done,
+            Self::CompareExchange { .. } => OperationOutcome::Exchange(answer.into()),
+            _ => OperationOutcome::Applied(answer.applied),
         }
     }
 }
 
 /// The outcome of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum OperationOutcome {
     /// The operation never returned: its client died, or the run ended first.
     NoReturn,
     /// The operation may have taken effect, or may do so later; holds the error's text.
@@ -98,7 +98,7 @@ pub enum Outcome {
     Records(Vec<(u64, u64)>),
 }
 
-impl Outcome {
+impl OperationOutcome {
     /// The outcome that corresponds to an error.
     pub fn from_error(error: &IndexError) -> Self {
         match error {
@@ -120,7 +120,7 @@ impl Outcome {
 
 /// A moment of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment {
+pub struct HistoryMoment {
     /// Its position among all moments of the run.
     pub order: u64,
     /// Virtual time, in nanoseconds.
@@ -129,20 +129,20 @@ pub struct Moment {
 
 /// One operation of one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Operation {
+pub struct ClientOperation {
     /// The client, counted from 0. A client has at most one operation in flight.
     pub client: u32,
     /// The requested action.
-    pub action: Action,
+    pub action: ClientAction,
     /// When it was invoked.
-    pub invoked: Moment,
+    pub invoked: HistoryMoment,
     /// When it returned, if it did.
-    pub returned: Option<Moment>,
+    pub returned: Option<HistoryMoment>,
     /// What it returned.
-    pub outcome: Outcome,
+    pub outcome: OperationOutcome,
 }
 
-impl Operation {
+impl ClientOperation {
     /// The order numbers between which the operation took effect, if it did so. An uncertain
     /// operation may take effect at any time after its invocation.
     pub fn span(&self) -> (u64, u64) {
@@ -160,7 +160,7 @@ pub struct History {
     /// Contents of the index before the first operation.
     pub initial: BTreeMap<u64, u64>,
     /// The operations, ordered by invocation.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<ClientOperation>,
 }
 
 impl History {
@@ -176,7 +176,8 @@ impl History {
             hash.word(u64::from(operation.client));
             hash.action(&operation.action);
             for moment in [Some(operation.invoked), operation.returned] {
-                let Moment { order, at_ns } = moment.unwrap_or(Moment { order: 0, at_ns: 0 });
+                let HistoryMoment { order, at_ns } =
+                    moment.unwrap_or(HistoryMoment { order: 0, at_ns: 0 });
                 hash.word(order);
                 hash.word(at_ns);
             }
@@ -188,7 +189,7 @@ impl History {
 
 /// Records the history of a run in progress.
 #[derive(Debug, Default)]
-pub struct Recorder {
+pub struct HistoryRecorder {
     state: Mutex<Recording>,
 }
 
@@ -199,18 +200,18 @@ struct Recording {
 }
 
 impl Recording {
-    fn moment(&mut self, at_ns: u64) -> Moment {
+    fn moment(&mut self, at_ns: u64) -> HistoryMoment {
         self.next_order += 1;
-        Moment { order: self.next_order, at_ns }
+        HistoryMoment { order: self.next_order, at_ns }
     }
 }
 
 /// An operation that has been invoked but has not returned yet.
 #[derive(Debug)]
 #[must_use = "an operation that is not finished counts as one without a return"]
-pub struct Ticket(usize);
+pub struct InvokedOperation(usize);
 
-impl Recorder {
+impl HistoryRecorder {
     /// Creates a recorder for a run on an index with these contents.
     pub fn new(initial: BTreeMap<u64, u64>) -> Self {
         let history = History { initial, operations: Vec::new() };
@@ -218,17 +219,17 @@ impl Recorder {
     }
 
     /// Records that a client invokes an operation now.
-    pub fn invoke(&self, client: u32, action: Action, now_ns: u64) -> Ticket {
+    pub fn invoke(&self, client: u32, action: ClientAction, now_ns: u64) -> InvokedOperation {
         let mut recording = lock(&self.state);
         let invoked = recording.moment(now_ns);
-        let outcome = Outcome::NoReturn;
-        let operation = Operation { client, action, invoked, returned: None, outcome };
+        let outcome = OperationOutcome::NoReturn;
+        let operation = ClientOperation { client, action, invoked, returned: None, outcome };
         recording.history.operations.push(operation);
-        Ticket(recording.history.operations.len() - 1)
+        InvokedOperation(recording.history.operations.len() - 1)
     }
 
     /// Records that the operation returns now.
-    pub fn finish(&self, ticket: Ticket, outcome: Outcome, now_ns: u64) {
+    pub fn finish(&self, ticket: InvokedOperation, outcome: OperationOutcome, now_ns: u64) {
         let mut recording = lock(&self.state);
         let returned = recording.moment(now_ns);
         let operation = &mut recording.history.operations[ticket.0];
@@ -292,51 +293,51 @@ impl Fnv {
         }
     }
 
-    fn action(&mut self, action: &Action) {
+    fn action(&mut self, action: &ClientAction) {
         match action {
-            Action::Get(key) => self.words(1, &[*key]),
-            Action::Insert(key, value) => self.words(2, &[*key, *value]),
-            Action::Update(key, value) => self.words(3, &[*key, *value]),
-            Action::Upsert(key, value) => self.words(4, &[*key, *value]),
-            Action::Remove(key) => self.words(5, &[*key]),
-            Action::CompareExchange { key, expected, new } => {
+            ClientAction::Get(key) => self.words(1, &[*key]),
+            ClientAction::Insert(key, value) => self.words(2, &[*key, *value]),
+            ClientAction::Update(key, value) => self.words(3, &[*key, *value]),
+            ClientAction::Upsert(key, value) => self.words(4, &[*key, *value]),
+            ClientAction::Remove(key) => self.words(5, &[*key]),
+            ClientAction::CompareExchange { key, expected, new } => {
                 self.words(6, &[*key, *expected, *new]);
             }
-            Action::MultiGet(keys) => {
+            ClientAction::MultiGet(keys) => {
                 self.words(7, &[keys.len() as u64]);
                 keys.iter().for_each(|key| self.word(*key));
             }
-            Action::Scan(scan) => {
+            ClientAction::Scan(scan) => {
                 self.words(8, &[u64::from(scan.reverse), scan.limit as u64]);
                 self.bound(scan.lower);
                 self.bound(scan.upper);
             }
-            Action::Collect => self.word(9),
-            Action::Flush => self.word(10),
+            ClientAction::Collect => self.word(9),
+            ClientAction::Flush => self.word(10),
         }
     }
 
-    fn outcome(&mut self, outcome: &Outcome) {
+    fn outcome(&mut self, outcome: &OperationOutcome) {
         match outcome {
-            Outcome::NoReturn => self.word(1),
-            Outcome::Indeterminate(error) => self.text(2, error),
-            Outcome::Failed(error) => self.text(3, error),
-            Outcome::Value(value) => {
+            OperationOutcome::NoReturn => self.word(1),
+            OperationOutcome::Indeterminate(error) => self.text(2, error),
+            OperationOutcome::Failed(error) => self.text(3, error),
+            OperationOutcome::Value(value) => {
                 self.word(4);
                 self.optional(*value);
             }
-            Outcome::Applied(changed) => self.words(5, &[u64::from(*changed)]),
-            Outcome::Done => self.word(6),
-            Outcome::Exchange(Exchange::Exchanged) => self.word(7),
-            Outcome::Exchange(Exchange::Differs(value)) => {
+            OperationOutcome::Applied(changed) => self.words(5, &[u64::from(*changed)]),
+            OperationOutcome::Done => self.word(6),
+            OperationOutcome::Exchange(Exchange::Exchanged) => self.word(7),
+            OperationOutcome::Exchange(Exchange::Differs(value)) => {
                 self.word(8);
                 self.optional(*value);
             }
-            Outcome::Values(values) => {
+            OperationOutcome::Values(values) => {
                 self.words(9, &[values.len() as u64]);
                 values.iter().for_each(|value| self.optional(*value));
             }
-            Outcome::Records(records) => {
+            OperationOutcome::Records(records) => {
                 self.words(10, &[records.len() as u64]);
                 records.iter().for_each(|(key, value)| self.words(*key, &[*value]));
             }
@@ -344,7 +345,7 @@ impl Fnv {
     }
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for ClientAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Get(key) => write!(f, "get {key}"),
@@ -381,9 +382,9 @@ impl fmt::Display for Action {
 
 /// Formats a key's state for reports. Values are hexadecimal, because workloads put the writer into
 /// the upper half.
-pub(crate) struct Holds(pub(crate) Option<u64>);
+pub(crate) struct StateFormatter(pub(crate) Option<u64>);
 
-impl fmt::Display for Holds {
+impl fmt::Display for StateFormatter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             None => f.write_str("absent"),
@@ -392,23 +393,25 @@ impl fmt::Display for Holds {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for OperationOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoReturn => f.write_str("never returned"),
             Self::Indeterminate(error) | Self::Failed(error) => f.write_str(error),
-            Self::Value(value) => Holds(*value).fmt(f),
+            Self::Value(value) => StateFormatter(*value).fmt(f),
             Self::Applied(changed) => write!(f, "{changed}"),
             Self::Done => f.write_str("done"),
             Self::Exchange(Exchange::Exchanged) => f.write_str("exchanged"),
-            Self::Exchange(Exchange::Differs(value)) => write!(f, "differs: {}", Holds(*value)),
+            Self::Exchange(Exchange::Differs(value)) => {
+                write!(f, "differs: {}", StateFormatter(*value))
+            }
             Self::Values(values) => write!(f, "{} values", values.len()),
             Self::Records(records) => write!(f, "{} records", records.len()),
         }
     }
 }
 
-impl fmt::Display for Operation {
+impl fmt::Display for ClientOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let returned = match self.returned {
             Some(moment) => moment.at_ns.to_string(),
@@ -427,12 +430,12 @@ mod tests {
     use super::*;
 
     fn recorded(value: u64) -> History {
-        let recorder = Recorder::new(BTreeMap::from([(1, 2)]));
-        let first = recorder.invoke(0, Action::Get(1), 10);
-        let second = recorder.invoke(1, Action::Upsert(1, value), 10);
-        recorder.finish(first, Outcome::Value(Some(2)), 20);
-        let third = recorder.invoke(0, Action::Remove(7), 20);
-        recorder.finish(third, Outcome::Applied(false), 30);
+        let recorder = HistoryRecorder::new(BTreeMap::from([(1, 2)]));
+        let first = recorder.invoke(0, ClientAction::Get(1), 10);
+        let second = recorder.invoke(1, ClientAction::Upsert(1, value), 10);
+        recorder.finish(first, OperationOutcome::Value(Some(2)), 20);
+        let third = recorder.invoke(0, ClientAction::Remove(7), 20);
+        recorder.finish(third, OperationOutcome::Applied(false), 30);
         drop(second);
         recorder.take()
     }
@@ -443,7 +446,7 @@ mod tests {
         let [first, second, third] = &history.operations[..] else { panic!("three operations") };
         assert!(first.span().1 < third.span().0, "returned before the other was invoked");
         assert_eq!(second.span(), (second.invoked.order, u64::MAX));
-        assert_eq!(second.outcome, Outcome::NoReturn);
+        assert_eq!(second.outcome, OperationOutcome::NoReturn);
     }
 
     #[test]
@@ -452,7 +455,7 @@ mod tests {
         assert_eq!(history.hash(), recorded(9).hash());
         assert_ne!(history.hash(), recorded(8).hash());
         let mut other = history.clone();
-        other.operations[0].outcome = Outcome::Value(None);
+        other.operations[0].outcome = OperationOutcome::Value(None);
         assert_ne!(history.hash(), other.hash());
         // Changing the encoding makes the hashes of earlier runs meaningless. Do it only on
         // purpose.

@@ -38,7 +38,7 @@ pub use command::{
 };
 pub use death::DeathAt;
 pub use mutants::{AS_PUBLISHED, AsPublished, MUTANTS, Mutant};
-pub use random::{Kind, random_scenario};
+pub use random::{ScenarioKind, random_scenario};
 pub use registry::SCENARIOS;
 pub use run::{RunOutcome, RunReport, run_and_keep, run_design, run_seed, run_with_death};
 pub use scenario::{Scenario, ScenarioError};

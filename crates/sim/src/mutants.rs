@@ -7,7 +7,7 @@
 //!
 //! *Thread safety*: constants and plain functions.
 
-use crate::random::{Kind, random_scenario};
+use crate::random::{ScenarioKind, random_scenario};
 use crate::run::{RunOutcome, run_seed};
 use crate::scenario::{Canary, Scenario, ScenarioError};
 use farleaf_page::rules::KnownRule;
@@ -25,7 +25,7 @@ pub struct Mutant {
 
 /// How a planted bug was caught.
 #[derive(Clone, Debug)]
-pub struct Caught {
+pub struct MutantCatch {
     /// Number of runs until it was caught.
     pub runs: u64,
     /// The scenario that caught it.
@@ -42,21 +42,26 @@ impl Mutant {
     ///
     /// # Errors
     /// [`ScenarioError`] if the table names an unknown scenario.
-    pub fn hunt(&self, seed: u64, most: u64) -> Result<Option<Caught>, ScenarioError> {
+    pub fn hunt(&self, seed: u64, most: u64) -> Result<Option<MutantCatch>, ScenarioError> {
         let canary = KnownRule::with_bug(self.bug).map(Canary);
-        let places: Vec<Place> =
-            self.shown_by.iter().map(|name| Place::of(name)).collect::<Result<_, _>>()?;
+        let places: Vec<MutantPlace> =
+            self.shown_by.iter().map(|name| MutantPlace::of(name)).collect::<Result<_, _>>()?;
         for (run, place) in (0..most).zip(places.iter().cycle()) {
             let seed = seed.wrapping_add(run);
             let scenario = match place {
-                Place::Registered(scenario) => (**scenario).clone(),
-                Place::Random(kind) => random_scenario(*kind, seed),
+                MutantPlace::Registered(scenario) => (**scenario).clone(),
+                MutantPlace::Random(kind) => random_scenario(*kind, seed),
             };
             let scenario = Scenario { canary, ..scenario };
             if let RunOutcome::Violation(report) = run_seed(&scenario, seed).outcome
                 && holds_without_bug(&scenario, seed)
             {
-                return Ok(Some(Caught { runs: run + 1, scenario: scenario.name, seed, report }));
+                return Ok(Some(MutantCatch {
+                    runs: run + 1,
+                    scenario: scenario.name,
+                    seed,
+                    report,
+                }));
             }
         }
         Ok(None)
@@ -70,14 +75,14 @@ pub(crate) fn holds_without_bug(scenario: &Scenario, seed: u64) -> bool {
     !matches!(run_seed(&sound, seed).outcome, RunOutcome::Violation(_))
 }
 
-enum Place {
+enum MutantPlace {
     Registered(Box<Scenario>),
-    Random(Kind),
+    Random(ScenarioKind),
 }
 
-impl Place {
+impl MutantPlace {
     fn of(name: &str) -> Result<Self, ScenarioError> {
-        match name.strip_prefix("random-").and_then(Kind::of) {
+        match name.strip_prefix("random-").and_then(ScenarioKind::of) {
             Some(kind) => Ok(Self::Random(kind)),
             None => Ok(Self::Registered(Box::new(Scenario::registered(name)?))),
         }
@@ -426,7 +431,7 @@ mod tests {
         for mutant in MUTANTS {
             assert!(!mutant.shown_by.is_empty(), "{}", mutant.bug);
             for name in mutant.shown_by {
-                assert!(Place::of(name).is_ok(), "{}: {name}", mutant.bug);
+                assert!(MutantPlace::of(name).is_ok(), "{}: {name}", mutant.bug);
             }
         }
     }

@@ -14,29 +14,29 @@
 //!
 //! *Thread safety*: a run is one thread.
 
-use crate::checker::{Verdict, check_flushed};
+use crate::checker::{CheckVerdict, check_flushed};
 use crate::client::{self, Board, join_all, settle};
-use crate::form::Form;
-use crate::inspect::{Expect, Pool, at_the_end, watch};
+use crate::form::IndexForm;
+use crate::inspect::{ExpectedState, InspectedPool, at_the_end, watch};
 use crate::reshaping::pick;
 use crate::scenario::{DesignSpec, ErrorKind, ProcessesSpec, Scenario};
-use crate::setup::{Servers, sim_config, start};
+use crate::setup::{SimServers, sim_config, start};
 use crate::workload;
 use farleaf_fabric::AnyFabric;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimFabric};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
-use farleaf_fabric::{Call, Calls, Cluster, Cpu, Fabric, Provider, Region, ReplySink};
-use farleaf_index::client::{Acknowledged, ClientIndex, ClientOptions, Directory};
+use farleaf_fabric::{Calls, Cluster, Cpu, Fabric, Provider, Region, ReplySink, ServiceCall};
+use farleaf_index::client::{Acknowledged, ClientIndex, ClientOptions, ServerDirectory};
 use farleaf_index::partition::{
-    Balancer, Clients, ComputeServer, MapState, MapStore, PartitionMap, Put, Queues, Worker,
-    begin_life, end_former_life, fence_former_life,
+    Balancer, Clients, ComputeServer, MapState, MapStore, PartitionMap, PutOutcome, RequestQueues,
+    Worker, begin_life, end_former_life, fence_former_life,
 };
 use farleaf_index::{
     BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned, RangeIndex,
-    Reshaped, Scan, ValueForm,
+    Reshaped, ScanResult, ValueForm,
 };
-use farleaf_page::{Layout, Named, OwnedKey};
+use farleaf_page::{Layout, NamedLayout, OwnedKey};
 use farleaf_pool::server::MemoryServer;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use futures_util::future::LocalBoxFuture;
@@ -52,18 +52,18 @@ use std::task::{Poll, Waker};
 /// Minimum number of tasks that answer requests on a compute server. With few of them, requests
 /// wait and are served in groups.
 const FEWEST_TASKS: u64 = 2;
-const MOST_TASKS: u64 = 8;
+const MAX_TASKS: u64 = 8;
 /// Poll interval of a process for its death, in nanoseconds.
 const LOOK_FOR_DEATH_NS: u64 = 20_000;
 /// Longest time between the start of a move and the death of one of its servers, in nanoseconds.
-const LONGEST_UNTIL_DEATH_NS: u64 = 400_000;
+const MAX_UNTIL_DEATH_NS: u64 = 400_000;
 /// Longest time between a request of a bulk load and the death of a server, as a power of two of
 /// nanoseconds: some of a load's steps take much longer than others.
-const LONGEST_UNTIL_DEATH_LOG2: u32 = 23;
+const MAX_UNTIL_DEATH_LOG2: u32 = 23;
 /// Requests of one kind, to any process, that a planned death lets pass at most.
-const MOST_PASSED: u32 = 3;
+const MAX_PASSED: u32 = 3;
 /// Longest time between two moves of keys, in nanoseconds.
-const LONGEST_PAUSE_NS: u64 = 400_000;
+const MAX_PAUSE_NS: u64 = 400_000;
 /// Longest time that the record takes for a read or half a put, in nanoseconds.
 const RECORD_NS: u64 = 60_000;
 /// Maximum delay before a put of unknown outcome takes effect, in nanoseconds.
@@ -71,19 +71,19 @@ const LATE_PUT_NS: u64 = 5_000_000;
 /// If processes die again and again, the most that all of them may take for blocks, in bytes: what
 /// they need without a death, and what each takes until it has found the free blocks of former
 /// lives.
-const MOST_CHUNK_BYTES: u64 = 128 << 10;
+const MAX_CHUNK_BYTES: u64 = 128 << 10;
 /// Attempts to read everything after the last crash.
 const READS: u32 = 64;
 /// Pause before another attempt to begin a life, in nanoseconds.
 const RETRY_NS: u64 = 1_000_000;
 
 /// The service at an address of the simulated network.
-enum Node<L: Layout> {
+enum NetworkService<L: Layout> {
     Memory(Arc<MemoryServer<L>>),
-    Compute(Arc<Front<L>>),
+    Compute(Arc<ProcessHandler<L>>),
 }
 
-impl<L: Layout> Calls for Node<L> {
+impl<L: Layout> Calls for NetworkService<L> {
     fn memory(&self) -> Option<&Arc<Region>> {
         match self {
             Self::Memory(server) => Calls::memory(&**server),
@@ -91,7 +91,7 @@ impl<L: Layout> Calls for Node<L> {
         }
     }
 
-    async fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, cpu: &C, call: ServiceCall<'_>) {
         match self {
             Self::Memory(server) => Calls::call(&**server, cpu, call).await,
             Self::Compute(front) => front.take(call),
@@ -144,10 +144,10 @@ fn load_step<L: Layout>(ask: &ClientRequest<L>) -> Option<u32> {
 impl DeathsInLoads {
     fn plan(spec: &ProcessesSpec, servers: u16, rng: &mut impl RngExt) -> Self {
         let planned = (0..spec.kills_in_loads).map(|_| {
-            let longest_ns = 1 << rng.random_range(8..=LONGEST_UNTIL_DEATH_LOG2);
+            let longest_ns = 1 << rng.random_range(8..=MAX_UNTIL_DEATH_LOG2);
             DeathInLoad {
                 step: rng.random_range(0..LOAD_STEPS),
-                passed: rng.random_range(0..=MOST_PASSED),
+                passed: rng.random_range(0..=MAX_PASSED),
                 server: rng.random_range(0..servers),
                 delay_ns: rng.random_range(1..=longest_ns),
             }
@@ -181,10 +181,10 @@ impl DeathsInLoads {
 }
 
 /// A compute server's process from the network's point of view.
-struct Front<L: Layout> {
+struct ProcessHandler<L: Layout> {
     number: u16,
     /// The queues of the process's current life, while it serves.
-    queues: Mutex<Option<Arc<Queues<L, ReplySink>>>>,
+    queues: Mutex<Option<Arc<RequestQueues<L, ReplySink>>>>,
     dies_at_ns: Mutex<Option<u64>>,
     /// Number of its threads, which get the requests in turn.
     threads: usize,
@@ -195,7 +195,7 @@ struct Front<L: Layout> {
     in_loads: Arc<DeathsInLoads>,
 }
 
-impl<L: Layout> Front<L> {
+impl<L: Layout> ProcessHandler<L> {
     fn new(number: u16, threads: u16, in_loads: &Arc<DeathsInLoads>) -> Self {
         Self {
             number,
@@ -208,7 +208,7 @@ impl<L: Layout> Front<L> {
         }
     }
 
-    fn take(&self, call: Call<'_>) {
+    fn take(&self, call: ServiceCall<'_>) {
         let queues = lock(&self.queues);
         let refused = match (ClientRequest::<L>::decode(call.request), &*queues) {
             (None, _) => ErrorCode::Malformed,
@@ -224,8 +224,8 @@ impl<L: Layout> Front<L> {
         call.reply.extend_from_slice(&ClientResponse::<L>::Error(refused).encode());
     }
 
-    fn open(&self) -> Arc<Queues<L, ReplySink>> {
-        let queues = Arc::new(Queues::new(self.threads));
+    fn open(&self) -> Arc<RequestQueues<L, ReplySink>> {
+        let queues = Arc::new(RequestQueues::new(self.threads));
         *lock(&self.queues) = Some(Arc::clone(&queues));
         queues
     }
@@ -317,13 +317,13 @@ impl<L: Layout> Answering<L> {
 
 /// The map record: its content, its version, and puts that take effect late.
 #[derive(Debug)]
-struct Record<K> {
+struct SimMapRecord<K> {
     state: MapState<K>,
     version: u64,
     late: Vec<(u64, u64, MapState<K>)>,
 }
 
-impl<K: Clone> Record<K> {
+impl<K: Clone> SimMapRecord<K> {
     fn put_if(&mut self, version: u64, state: &MapState<K>) -> bool {
         let is_current = self.version == version;
         if is_current {
@@ -358,7 +358,7 @@ fn sibling(fabric: &AnyFabric, compute_server: u16) -> AnyFabric {
 /// Access to the record over one endpoint.
 #[derive(Debug)]
 struct SimStore<K> {
-    record: Arc<Mutex<Record<K>>>,
+    record: Arc<Mutex<SimMapRecord<K>>>,
     fabric: AnyFabric,
     /// One read in this many fails, and one put in this many has an unknown outcome.
     fails_one_in: u64,
@@ -390,7 +390,11 @@ impl<K: Clone + Debug> MapStore<K> for SimStore<K> {
         })
     }
 
-    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<K>) -> LocalBoxFuture<'a, Put> {
+    fn put_if<'a>(
+        &'a self,
+        version: u64,
+        state: &'a MapState<K>,
+    ) -> LocalBoxFuture<'a, PutOutcome> {
         Box::pin(async move {
             self.travel().await;
             self.look();
@@ -401,11 +405,11 @@ impl<K: Clone + Debug> MapStore<K> for SimStore<K> {
                     lock(&self.record).late.push((at_ns, version, state.clone()));
                 }
                 self.travel().await;
-                return Put::Unknown;
+                return PutOutcome::Unknown;
             }
             let is_done = lock(&self.record).put_if(version, state);
             self.travel().await;
-            if is_done { Put::Done } else { Put::Changed }
+            if is_done { PutOutcome::Done } else { PutOutcome::Changed }
         })
     }
 }
@@ -413,11 +417,11 @@ impl<K: Clone + Debug> MapStore<K> for SimStore<K> {
 /// A client's directory: the record, as read by another thread of the client's process.
 #[derive(Debug)]
 struct RecordDirectory<K> {
-    record: Arc<Mutex<Record<K>>>,
+    record: Arc<Mutex<SimMapRecord<K>>>,
     acknowledged: Acknowledged,
 }
 
-impl<K: Clone + Debug + Ord> Directory<K> for RecordDirectory<K> {
+impl<K: Clone + Debug + Ord> ServerDirectory<K> for RecordDirectory<K> {
     fn is_absent(&self, _compute_server: u16) -> bool {
         false
     }
@@ -440,11 +444,11 @@ struct Deployed;
 
 #[derive(Clone, Debug)]
 struct DeployedCompute<K> {
-    record: Arc<Mutex<Record<K>>>,
+    record: Arc<Mutex<SimMapRecord<K>>>,
     options: ClientOptions,
 }
 
-impl<L: Named> Design<L> for Deployed {
+impl<L: NamedLayout> Design<L> for Deployed {
     const NAME: &'static str = "deployed";
     type Options = ();
     type Compute = DeployedCompute<OwnedKey<L>>;
@@ -476,14 +480,14 @@ impl<L: Named> Design<L> for Deployed {
     }
 }
 
-struct Run<'a, L: Named, V: Form<L>> {
+struct ProcessRun<'a, L: NamedLayout, V: IndexForm<L>> {
     scenario: &'a Scenario,
     spec: &'a ProcessesSpec,
     seed: u64,
     board: &'a Board,
     options: <V::Design as Partitioned>::Options<L>,
     inspector: V::Inspector,
-    fronts: Vec<Arc<Front<L>>>,
+    fronts: Vec<Arc<ProcessHandler<L>>>,
     /// What was there after all processes had died, in scenarios that judge flushes.
     found: Mutex<Option<BTreeMap<u64, u64>>>,
     compute: DeployedCompute<OwnedKey<L>>,
@@ -499,30 +503,30 @@ pub(crate) fn play<L, V>(
     board: &Board,
 ) -> Result<(), String>
 where
-    L: Named,
-    V: Form<L>,
+    L: NamedLayout,
+    V: IndexForm<L>,
 {
     let options = V::options(scenario)?;
-    let memory: Servers<L> = start::<L, V::Design>(scenario, &options)?;
+    let memory: SimServers<L> = start::<L, V::Design>(scenario, &options)?;
     let pool = LocalConfig::default().start(memory.clone());
     let marked = pool.run_one(async |fabric| V::Values::mark(&fabric).await);
     marked.map_err(|error| format!("the index cannot be marked: {error}"))?;
     let map = PartitionMap::new::<L>(1, options.boundaries().to_vec());
     let map = map.map_err(|error| format!("there is no first map: {error}"))?;
     let servers = map.ranges() + options.spare_compute_servers();
-    let record = Record { state: MapState::settled(map), version: 1, late: Vec::new() };
+    let record = SimMapRecord { state: MapState::settled(map), version: 1, late: Vec::new() };
     let in_loads = DeathsInLoads::plan(spec, servers, &mut workload::rng(seed, u64::MAX / 13));
     let in_loads = Arc::new(in_loads);
-    let run: Run<'_, L, V> = Run {
+    let run: ProcessRun<'_, L, V> = ProcessRun {
         values: Mutex::default(),
         scenario,
         spec,
         seed,
         board,
         options,
-        inspector: V::inspector(Pool::new(&memory, scenario), scenario),
+        inspector: V::inspector(InspectedPool::new(&memory, scenario), scenario),
         fronts: (0..servers)
-            .map(|number| Arc::new(Front::new(number, spec.threads, &in_loads)))
+            .map(|number| Arc::new(ProcessHandler::new(number, spec.threads, &in_loads)))
             .collect(),
         found: Mutex::new(None),
         compute: DeployedCompute {
@@ -533,8 +537,8 @@ where
             },
         },
     };
-    let nodes = memory.iter().cloned().map(Node::Memory);
-    let nodes = nodes.chain(run.fronts.iter().cloned().map(Node::Compute)).map(Arc::new);
+    let nodes = memory.iter().cloned().map(NetworkService::Memory);
+    let nodes = nodes.chain(run.fronts.iter().cloned().map(NetworkService::Compute)).map(Arc::new);
     let sim = sim_config(scenario, &mut workload::rng(seed, 0));
     let cluster = SimCluster::start(sim, nodes.collect());
     board.reports_progress_to(cluster.control());
@@ -552,7 +556,7 @@ where
     run.look_at_the_end(&cluster)
 }
 
-impl<L: Named, V: Form<L>> Run<'_, L, V> {
+impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
     fn memory_servers(&self) -> u16 {
         self.scenario.cluster.memory_servers
     }
@@ -581,7 +585,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         Rc::new(SimStore { record, fabric: fabric.clone(), fails_one_in })
     }
 
-    fn play(&self, cluster: &SimCluster<Node<L>>) {
+    fn play(&self, cluster: &SimCluster<NetworkService<L>>) {
         let (scenario, board, seed) = (self.scenario, self.board, self.seed);
         let spec = &scenario.cluster;
         let processes = usize::from(self.compute_servers());
@@ -684,7 +688,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         let ended = || self.board.is_over();
         let mut tasks: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
         for (worker, queue) in workers.iter().zip(&queues.threads) {
-            for _ in 0..FEWEST_TASKS + fabric.random() % (MOST_TASKS - FEWEST_TASKS + 1) {
+            for _ in 0..FEWEST_TASKS + fabric.random() % (MAX_TASKS - FEWEST_TASKS + 1) {
                 tasks.push(Box::pin(worker.answer_all(queue, &clients)));
             }
             tasks.push(Box::pin(worker.write_back_by_age(&ended)));
@@ -747,7 +751,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
     /// The observer of a scenario that judges flushes: when the clients have ended, all processes
     /// die, and it reads what their next lives find.
     async fn last_crash(&self, fabric: AnyFabric) {
-        let _over = client::Over(self.board);
+        let _over = client::ObserverGuard(self.board);
         let clients = u32::from(
             self.scenario.cluster.compute_servers
                 * self.scenario.cluster.clients_per_compute_server,
@@ -769,7 +773,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             }
         }
         for _ in 0..READS {
-            if let Ok(records) = index.scan(&Scan::range(..)).await {
+            if let Ok(records) = index.scan(&ScanResult::range(..)).await {
                 *lock(&self.found) = Some(records.into_iter().collect());
                 return;
             }
@@ -787,8 +791,8 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         let streams = u32::from(self.scenario.cluster.in_flight_per_client);
         let history = self.board.recorder.so_far();
         match check_flushed(&history, &found, &deaths, |client| client / streams) {
-            Verdict::Holds => Ok(()),
-            Verdict::Violated(why) | Verdict::GaveUp(why) => Err(why),
+            CheckVerdict::Holds => Ok(()),
+            CheckVerdict::Violated(why) | CheckVerdict::GaveUp(why) => Err(why),
         }
     }
 
@@ -806,7 +810,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         };
         let mut kills = self.spec.kills_in_moves;
         for _ in 0..moves {
-            fabric.sleep(rng.random_range(1..=LONGEST_PAUSE_NS)).await;
+            fabric.sleep(rng.random_range(1..=MAX_PAUSE_NS)).await;
             if self.board.is_over() {
                 break;
             }
@@ -822,7 +826,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             if kills > 0 && rng.random_bool(0.5) {
                 kills -= 1;
                 let doomed = if rng.random_bool(0.5) { from } else { to };
-                let dies_at_ns = fabric.now_ns() + rng.random_range(1..=LONGEST_UNTIL_DEATH_NS);
+                let dies_at_ns = fabric.now_ns() + rng.random_range(1..=MAX_UNTIL_DEATH_NS);
                 self.fronts[usize::from(doomed)].dies_at(dies_at_ns);
             }
             match index.move_keys(from, to, near.as_ref().map(|near| L::key(near))).await {
@@ -868,20 +872,21 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
 
     /// Checks, once everything has been written back, that the pool holds exactly what a fresh
     /// reader finds in it.
-    fn look_at_the_end(&self, cluster: &SimCluster<Node<L>>) -> Result<(), String> {
+    fn look_at_the_end(&self, cluster: &SimCluster<NetworkService<L>>) -> Result<(), String> {
         let compute = self.reader()?;
         let mut scanned = cluster.run(&[self.nobody()], async |fabric, _| {
             let fabric = self.as_compute_server(&fabric);
             V::end_all(&fabric, &compute).await?;
             let index = V::Reader::open(fabric, &compute).await?;
-            ByName::<L, _>::new(index).scan(&Scan::range(..)).await
+            ByName::<L, _>::new(index).scan(&ScanResult::range(..)).await
         });
         let records = match scanned.pop().flatten() {
             Some(Ok(records)) => records,
             other => return Err(at_the_end(format!("it cannot be scanned: {other:?}"))),
         };
         self.count_blocks(cluster)?;
-        let expect = if self.spec.has_deaths() { Expect::Settled } else { Expect::Exact };
+        let expect =
+            if self.spec.has_deaths() { ExpectedState::Settled } else { ExpectedState::Exact };
         let held = V::held(&self.inspector, &compute, expect).map_err(at_the_end)?;
         if held != records {
             return Err(at_the_end(format!("it holds {held:?}, but a reader finds {records:?}")));
@@ -892,7 +897,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
     /// Compares the blocks that the processes have in use with those that leaves refer to, if each
     /// process has found all free blocks of its former lives. Others belong to no process, for
     /// good, such as those in chunks that processes have shared because keys were moved.
-    fn count_blocks(&self, cluster: &SimCluster<Node<L>>) -> Result<(), String> {
+    fn count_blocks(&self, cluster: &SimCluster<NetworkService<L>>) -> Result<(), String> {
         let DesignSpec::Dex { moves: 0, .. } = self.scenario.design else { return Ok(()) };
         if self.spec.lives_ns == 0 {
             return Ok(());
@@ -901,7 +906,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
         let inline_bytes = self.scenario.cluster.inline_bytes.unwrap_or(usize::MAX);
         let mut counted = cluster.run(&[self.nobody()], async |fabric, _| {
             let index = V::Reader::open(self.as_compute_server(&fabric), compute).await?;
-            let records = index.scan(&Scan::range(..)).await?;
+            let records = index.scan(&ScanResult::range(..)).await?;
             let values = records.iter().map(|(_, value)| L::value_length(L::value(value)));
             Ok::<_, IndexError>(values.filter(|bytes| *bytes > inline_bytes).count() as u64)
         });
@@ -917,7 +922,7 @@ impl<L: Named, V: Form<L>> Run<'_, L, V> {
             )));
         }
         let chunk_bytes: u64 = usages.iter().map(|usage| usage.chunk_bytes).sum();
-        if chunk_bytes > MOST_CHUNK_BYTES {
+        if chunk_bytes > MAX_CHUNK_BYTES {
             return Err(at_the_end(format!("the chunks have grown: {usages:?}")));
         }
         Ok(())

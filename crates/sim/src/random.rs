@@ -20,14 +20,14 @@ use rand::rngs::Xoshiro256PlusPlus;
 
 /// A restriction of random scenarios to a design, a fault, or both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kind {
+pub struct ScenarioKind {
     /// The design, by its name in scenario files.
     pub design: Option<&'static str>,
-    /// The fault, one of [`Kind::FAULTS`].
+    /// The fault, one of [`ScenarioKind::FAULTS`].
     pub faults: Option<&'static str>,
 }
 
-impl Kind {
+impl ScenarioKind {
     /// The designs. `sherman`, `chime`, `smart` and `dlsm` are drawn only by name.
     pub const DESIGNS: [&str; 8] =
         ["coarse", "fine", "hybrid", "dex", "sherman", "chime", "smart", "dlsm"];
@@ -54,9 +54,9 @@ impl Kind {
     }
 }
 
-struct Dice(Xoshiro256PlusPlus);
+struct ScenarioRandom(Xoshiro256PlusPlus);
 
-impl Dice {
+impl ScenarioRandom {
     fn of<T: Clone>(&mut self, choices: &[T]) -> T {
         choices[self.0.random_range(0..choices.len())].clone()
     }
@@ -70,8 +70,8 @@ impl Dice {
     }
 }
 
-pub fn random_scenario(kind: Kind, seed: u64) -> Scenario {
-    let mut dice = Dice(workload::rng(seed, u64::MAX / 11));
+pub fn random_scenario(kind: ScenarioKind, seed: u64) -> Scenario {
+    let mut dice = ScenarioRandom(workload::rng(seed, u64::MAX / 11));
     let design =
         kind.design.unwrap_or_else(|| dice.of(&["coarse", "fine", "hybrid", "dex", "dex"]));
     let is_dex = design == "dex";
@@ -104,7 +104,7 @@ pub fn random_scenario(kind: Kind, seed: u64) -> Scenario {
     scenario
 }
 
-fn cluster(dice: &mut Dice, is_dex: bool) -> ClusterSpec {
+fn cluster(dice: &mut ScenarioRandom, is_dex: bool) -> ClusterSpec {
     ClusterSpec {
         memory_servers: dice.of(&[1, 2, 2, 3, 5]),
         cores_per_memory_server: dice.of(&[1, 2, 4]),
@@ -121,7 +121,7 @@ fn cluster(dice: &mut Dice, is_dex: bool) -> ClusterSpec {
     }
 }
 
-fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
+fn design(dice: &mut ScenarioRandom, design: &str, memory_servers: u16) -> DesignSpec {
     let chunk_nodes_log2 = dice.of(&[0, 3, 5]);
     match design {
         "coarse" => DesignSpec::Coarse {
@@ -203,7 +203,7 @@ fn design(dice: &mut Dice, design: &str, memory_servers: u16) -> DesignSpec {
     }
 }
 
-fn workload(dice: &mut Dice, cluster: &ClusterSpec, flushes: bool) -> WorkloadSpec {
+fn workload(dice: &mut ScenarioRandom, cluster: &ClusterSpec, flushes: bool) -> WorkloadSpec {
     let key_space = dice.of(&[32, 96, 160, 320, 1_000]);
     let streams =
         cluster.compute_servers * cluster.clients_per_compute_server * cluster.in_flight_per_client;
@@ -273,7 +273,7 @@ fn workload(dice: &mut Dice, cluster: &ClusterSpec, flushes: bool) -> WorkloadSp
 }
 
 /// Faults that the fabric's contract allows at any time.
-fn slow(dice: &mut Dice) -> FaultSpec {
+fn slow(dice: &mut ScenarioRandom) -> FaultSpec {
     // With many messages delayed by milliseconds, a collection would take seconds.
     let (delay_probability, max_delay_ns) =
         dice.of(&[(0.0, 0), (0.05, 5_000), (0.2, 20_000), (0.2, 200_000), (0.02, 4_000_000)]);
@@ -290,19 +290,19 @@ fn slow(dice: &mut Dice) -> FaultSpec {
     }
 }
 
-fn death(dice: &mut Dice, server: u16) -> DeathSpec {
+fn death(dice: &mut ScenarioRandom, server: u16) -> DeathSpec {
     let earliest_ns = dice.up_to(1_000_000);
     DeathSpec { server, earliest_ns, latest_ns: earliest_ns + dice.of(&[0, 100_000, 2_000_000]) }
 }
 
-fn outage(dice: &mut Dice, servers: u16, longest: &[u64]) -> OutageSpec {
+fn outage(dice: &mut ScenarioRandom, servers: u16, longest: &[u64]) -> OutageSpec {
     let server = dice.0.random_range(0..servers);
     let DeathSpec { earliest_ns, latest_ns, .. } = death(dice, server);
     OutageSpec { server, earliest_ns, latest_ns, for_ns: dice.of(longest) }
 }
 
 /// Adds the faults of the kind `what`.
-fn go_wrong(dice: &mut Dice, what: &str, scenario: &mut Scenario) {
+fn go_wrong(dice: &mut ScenarioRandom, what: &str, scenario: &mut Scenario) {
     let Scenario { cluster, faults, workload, allowed_errors, design, .. } = scenario;
     let (memory, compute) = (cluster.memory_servers, cluster.compute_servers);
     const PAUSES: &[u64] = &[100_000, 1_000_000, 6_000_000, 12_000_000];
@@ -477,7 +477,7 @@ mod tests {
     fn all_that_is_drawn_makes_sense_and_can_be_read_again() {
         let mut names = BTreeSet::new();
         for seed in 0..2_000 {
-            let scenario = random_scenario(Kind::default(), seed);
+            let scenario = random_scenario(ScenarioKind::default(), seed);
             assert_eq!(scenario.check(), Ok(()), "seed {seed}:\n{}", scenario.to_text());
             let again = Scenario::parse(&scenario.name, &scenario.to_text()).unwrap();
             assert_eq!(again, scenario, "seed {seed}");
@@ -488,11 +488,14 @@ mod tests {
 
     #[test]
     fn kinds_are_named() {
-        let dex = Kind { design: Some("dex"), faults: Some("crash") };
-        assert_eq!(Kind::of("dex-crash"), Some(dex));
-        assert_eq!(Kind::of("lossy"), Some(Kind { design: None, faults: Some("lossy") }));
+        let dex = ScenarioKind { design: Some("dex"), faults: Some("crash") };
+        assert_eq!(ScenarioKind::of("dex-crash"), Some(dex));
+        assert_eq!(
+            ScenarioKind::of("lossy"),
+            Some(ScenarioKind { design: None, faults: Some("lossy") })
+        );
         for nonsense in ["", "dex-dex", "quick", "dex-crash-fine"] {
-            assert_eq!(Kind::of(nonsense), None, "{nonsense}");
+            assert_eq!(ScenarioKind::of(nonsense), None, "{nonsense}");
         }
     }
 }

@@ -8,12 +8,12 @@ use crate::client::{Board, settle};
 use crate::scenario::{DesignSpec, Scenario};
 use crate::workload;
 use farleaf_dex::Dex;
-use farleaf_dlsm::{Dlsm, Shard};
+use farleaf_dlsm::{Dlsm, LsmShard};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::partition::ComputePool;
 use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
-use farleaf_page::{Layout, Named};
+use farleaf_page::{Layout, NamedLayout};
 use rand::RngExt;
 
 /// Moves keys between compute servers at random moments, as often as the scenario says.
@@ -24,7 +24,7 @@ pub(crate) async fn mover<L, F>(
     scenario: &Scenario,
     (seed, which): (u64, u64),
 ) where
-    L: Named,
+    L: NamedLayout,
     F: Fabric,
 {
     let DesignSpec::Dex { moves, .. } = scenario.design else { return };
@@ -65,7 +65,7 @@ pub(crate) async fn grower<L, F>(
     scenario: &Scenario,
     seed: u64,
 ) where
-    L: Named,
+    L: NamedLayout,
     F: Fabric,
 {
     let DesignSpec::Dex { spare_memory_servers: spares @ 1.., .. } = scenario.design else {
@@ -74,7 +74,7 @@ pub(crate) async fn grower<L, F>(
     let mut rng = workload::rng(seed, u64::MAX / 5);
     let Ok(index) = <Dex as Design<L>>::open_handle(fabric.clone(), compute).await else { return };
     for _ in 0..spares {
-        fabric.sleep(rng.random_range(1..=LONGEST_UNTIL_GROWTH_NS)).await;
+        fabric.sleep(rng.random_range(1..=MAX_UNTIL_GROWTH_NS)).await;
         if let Err(error) = index.add_memory_server() {
             board.report(format!("cannot add a memory server: {error}"));
         }
@@ -88,7 +88,7 @@ pub(crate) async fn balancer<L, F>(
     board: &Board,
     scenario: &Scenario,
 ) where
-    L: Named,
+    L: NamedLayout,
     F: Fabric,
 {
     let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
@@ -105,7 +105,7 @@ pub(crate) async fn balancer<L, F>(
 }
 
 /// Flushes and merges until the run is over.
-pub(crate) async fn lsm_worker<L, F>(fabric: F, shard: &Arc<Shard>, board: &Board)
+pub(crate) async fn lsm_worker<L, F>(fabric: F, shard: &Arc<LsmShard>, board: &Board)
 where
     L: Layout,
     F: Fabric,
@@ -128,7 +128,7 @@ pub(crate) fn pick<'a, T>(from: &'a [T], rng: &mut impl RngExt) -> &'a T {
 }
 
 /// Longest time until a memory server is added, in nanoseconds.
-const LONGEST_UNTIL_GROWTH_NS: u64 = 600_000;
+const MAX_UNTIL_GROWTH_NS: u64 = 600_000;
 
 /// Longest time between two moves of keys, in nanoseconds.
 const MAX_PAUSE_NS: u64 = 100_000;

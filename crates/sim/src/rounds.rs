@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: a run is one thread.
 
-use crate::checker::{Verdict, check};
+use crate::checker::{CheckVerdict, check};
 use crate::client::Board;
 use crate::death::DeathAt;
 use crate::history::History;
@@ -31,9 +31,9 @@ pub(crate) fn play_round<S: RpcService>(
     board.recorder.append(&history);
     board.add_counts(&round_board, left.is_none());
     match check(&history) {
-        Verdict::Holds => {}
-        Verdict::Violated(report) => return Err(report),
-        Verdict::GaveUp(why) => return Err(format!("the checkers gave up: {why}")),
+        CheckVerdict::Holds => {}
+        CheckVerdict::Violated(report) => return Err(report),
+        CheckVerdict::GaveUp(why) => return Err(format!("the checkers gave up: {why}")),
     }
     match round_board.fault() {
         Some(fault) => Err(fault),

@@ -6,18 +6,18 @@
 //!
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
-use crate::checker::{Verdict, check, check_snapshots};
-use crate::client::{Board, Counts, Death, client, observer};
+use crate::checker::{CheckVerdict, check, check_snapshots};
+use crate::client::{Board, Death, RunCounts, client, observer};
 use crate::crash;
 use crate::death::DeathAt;
 use crate::form::InShards;
-use crate::history::{History, Outcome};
-use crate::inspect::{Expect, Pool, Tree, at_the_end, watch};
+use crate::history::{History, OperationOutcome};
+use crate::inspect::{ExpectedState, InspectedPool, InspectedTree, at_the_end, watch};
 use crate::processes;
 use crate::reshaping::{balancer, grower, lsm_worker, mover};
 use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
 use crate::setup::{
-    Servers, block_options, coarse_options, dex_options, dlsm_options, entrywise_options,
+    SimServers, block_options, coarse_options, dex_options, dlsm_options, entrywise_options,
     fine_options, hybrid_options, sim_config, smart_options, start,
 };
 use crate::spread::SpreadSmart;
@@ -30,8 +30,8 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Provider};
 use farleaf_index::CacheCounters;
 use farleaf_index::blocks::{BlockCompute, BlockOptions, Blocks, InBlocks};
-use farleaf_index::{ByName, Design, InLeaves, IndexError, RangeIndex, Scan};
-use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, Named, with_page_words};
+use farleaf_index::{ByName, Design, InLeaves, IndexError, RangeIndex, ScanResult};
+use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, NamedLayout, with_page_words};
 use farleaf_pool::server::MemoryServer;
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::Coarse;
@@ -110,10 +110,10 @@ pub fn run_design<De: Design<Fixed8<CHOSEN>>>(
 fn report(
     scenario: &Scenario,
     seed: u64,
-    (history, counts, outcome): (History, Counts, RunOutcome),
+    (history, counts, outcome): (History, RunCounts, RunOutcome),
 ) -> RunReport {
-    let Counts { cache, balanced, deaths } = counts;
-    let count = |counts: fn(&Outcome) -> bool| {
+    let RunCounts { cache, balanced, deaths } = counts;
+    let count = |counts: fn(&OperationOutcome) -> bool| {
         history.operations.iter().filter(|operation| counts(&operation.outcome)).count()
     };
     RunReport {
@@ -121,8 +121,8 @@ fn report(
         seed,
         history_hash: history.hash(),
         operations: history.operations.len(),
-        answered: count(Outcome::is_answer),
-        failed: count(|outcome| matches!(outcome, Outcome::Failed(_))),
+        answered: count(OperationOutcome::is_answer),
+        failed: count(|outcome| matches!(outcome, OperationOutcome::Failed(_))),
         cache,
         balanced,
         deaths,
@@ -140,7 +140,7 @@ fn run_and_count(
     scenario: &Scenario,
     seed: u64,
     death: Option<DeathAt>,
-) -> (History, Counts, RunOutcome) {
+) -> (History, RunCounts, RunOutcome) {
     play_and_count(scenario, death, |board| play(scenario, seed, board))
 }
 
@@ -148,7 +148,7 @@ fn play_and_count(
     scenario: &Scenario,
     death: Option<DeathAt>,
     play: impl FnOnce(&Board) -> Result<(), String>,
-) -> (History, Counts, RunOutcome) {
+) -> (History, RunCounts, RunOutcome) {
     let board = Board::new(scenario, death);
     // A panic of the code under test is a finding like any other, and the history up to it is
     // evidence. Anything that the panic may have left half done is dropped here, except for the
@@ -164,12 +164,12 @@ fn play_and_count(
     let history = board.recorder.take();
     // Rounds between crashes have separate histories, which have already been checked.
     let verdict = match (&scenario.crash, scenario.workload.one_leaf) {
-        (Some(_), _) => Verdict::Holds,
+        (Some(_), _) => CheckVerdict::Holds,
         // Its processes lose answers, and its flushes have been judged.
-        _ if scenario.processes.as_ref().is_some_and(|spec| spec.forgets) => Verdict::Holds,
+        _ if scenario.processes.as_ref().is_some_and(|spec| spec.forgets) => CheckVerdict::Holds,
         (None, false) => check(&history),
         (None, true) => match check(&history) {
-            Verdict::Holds => check_snapshots(&history),
+            CheckVerdict::Holds => check_snapshots(&history),
             other => other,
         },
     };
@@ -179,10 +179,10 @@ fn play_and_count(
     }
     let outcome = match (structure, verdict, board.fault()) {
         // The clients' observations are more informative than the state of the index.
-        (_, Verdict::Violated(report), _) | (Err(report), ..) => RunOutcome::Violation(report),
+        (_, CheckVerdict::Violated(report), _) | (Err(report), ..) => RunOutcome::Violation(report),
         (.., Some(fault)) => RunOutcome::Violation(fault),
-        (_, Verdict::GaveUp(why), None) => RunOutcome::GaveUp(why),
-        (Ok(()), Verdict::Holds, None) => RunOutcome::Ok,
+        (_, CheckVerdict::GaveUp(why), None) => RunOutcome::GaveUp(why),
+        (Ok(()), CheckVerdict::Holds, None) => RunOutcome::Ok,
     };
     (history, board.counts(), outcome)
 }
@@ -217,10 +217,10 @@ fn play_blocks(
     board: &Board,
     inline_bytes: usize,
 ) -> Result<(), String> {
-    type L = WithBlocks;
+    type RunTestLayout = WithBlocks;
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
-            let design = coarse_options::<L>(scenario, *partitioning);
+            let design = coarse_options::<RunTestLayout>(scenario, *partitioning);
             let options = block_options(inline_bytes, design);
             play_with_blocks::<Coarse>(scenario, seed, board, &options)
         }
@@ -230,7 +230,7 @@ fn play_blocks(
             play_with_blocks::<Fine>(scenario, seed, board, &options)
         }
         DesignSpec::Hybrid { chunk_nodes_log2 } => {
-            let design = hybrid_options::<L>(scenario, *chunk_nodes_log2);
+            let design = hybrid_options::<RunTestLayout>(scenario, *chunk_nodes_log2);
             let options = block_options(inline_bytes, design);
             play_with_blocks::<Hybrid>(scenario, seed, board, &options)
         }
@@ -240,18 +240,19 @@ fn play_blocks(
         DesignSpec::Chime { .. } => Err("chime's scenarios have no value blocks".to_owned()),
         DesignSpec::Dex { moves, movers, .. } => {
             if let Some(spec) = &scenario.processes {
-                return processes::play::<L, InBlocks>(scenario, spec, seed, board);
+                return processes::play::<RunTestLayout, InBlocks>(scenario, spec, seed, board);
             }
-            let options = block_options(inline_bytes, dex_options::<L>(scenario)?);
-            let (servers, compute) = set_up::<L, Blocks<Dex>>(scenario, &options)?;
+            let options = block_options(inline_bytes, dex_options::<RunTestLayout>(scenario)?);
+            let (servers, compute) = set_up::<RunTestLayout, Blocks<Dex>>(scenario, &options)?;
             let movers = if *moves > 0 { usize::from(*movers) } else { 0 };
             let beside = async |fabric, number: usize| {
                 let which = (seed, number as u64);
-                mover::<L, _>(fabric, compute.design(), board, scenario, which).await;
+                mover::<RunTestLayout, _>(fabric, compute.design(), board, scenario, which).await;
             };
             let beside = (movers, beside);
-            let cluster =
-                simulate::<L, Blocks<Dex>, _>(scenario, seed, board, &servers, &compute, beside);
+            let cluster = simulate::<RunTestLayout, Blocks<Dex>, _>(
+                scenario, seed, board, &servers, &compute, beside,
+            );
             count_blocks::<Dex>(scenario, board, &cluster, &compute)
         }
     }
@@ -288,7 +289,7 @@ fn count_blocks<De: Design<WithBlocks>>(
     let observer = scenario.cluster.compute_servers;
     let mut scanned = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
         let index = <Blocks<De> as Design<WithBlocks>>::open(fabric, compute).await?;
-        index.scan(&Scan::range(..)).await
+        index.scan(&ScanResult::range(..)).await
     });
     let records = match scanned.pop().flatten() {
         Some(Ok(records)) => records,
@@ -305,7 +306,7 @@ fn count_blocks<De: Design<WithBlocks>>(
 
 fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named<Entries: Named, Hops: Named>,
+    L: NamedLayout<Entries: NamedLayout, Hops: NamedLayout>,
 {
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
@@ -345,7 +346,7 @@ where
 /// Runs a scenario of dLSM and inspects its tree during the run and at the end.
 fn play_dlsm<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named,
+    L: NamedLayout,
 {
     if scenario.crash.is_some() {
         return takeover::play::<L>(scenario, seed, board);
@@ -355,8 +356,8 @@ where
     }
     let options = dlsm_options(scenario)?;
     let (servers, shard) = set_up::<L, Dlsm>(scenario, &options)?;
-    let pool = Pool::new(&servers, scenario);
-    let tree = Tree::new(&pool, &shard, scenario);
+    let pool = InspectedPool::new(&servers, scenario);
+    let tree = InspectedTree::new(&pool, &shard, scenario);
     let DesignSpec::Dlsm { workers, .. } = scenario.design else {
         return Err("the scenario's design is not dlsm".to_owned());
     };
@@ -376,7 +377,7 @@ where
 fn set_up<L: Layout, De: Design<L>>(
     scenario: &Scenario,
     options: &De::Options,
-) -> Result<(Servers<L>, De::Compute), String> {
+) -> Result<(SimServers<L>, De::Compute), String> {
     let servers = start::<L, De>(scenario, options)?;
     let compute = De::compute(options);
     Ok((servers, compute.map_err(|error| format!("cannot set up the compute side: {error}"))?))
@@ -389,11 +390,11 @@ fn play_on<L, De>(
     options: &De::Options,
 ) -> Result<(), String>
 where
-    L: Named,
+    L: NamedLayout,
     De: Design<L>,
 {
     let (servers, compute) = set_up::<L, De>(scenario, options)?;
-    let pool = Pool::new(&servers, scenario);
+    let pool = InspectedPool::new(&servers, scenario);
     let beside = (1, async |fabric, _| pool.watch(fabric, board, seed).await);
     let cluster = simulate::<L, De, _>(scenario, seed, board, &servers, &compute, beside);
     if board.fault().is_some() {
@@ -409,7 +410,7 @@ fn play_uninspected<L, De>(
     options: &De::Options,
 ) -> Result<(), String>
 where
-    L: Named,
+    L: NamedLayout,
     De: Design<L>,
 {
     let (servers, compute) = set_up::<L, De>(scenario, options)?;
@@ -419,7 +420,7 @@ where
 }
 
 /// Runs a scenario of DEX and inspects its tree during the run and at the end.
-fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+fn play_dex<L: NamedLayout>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
     if scenario.crash.is_some() {
         return crash::play::<L>(scenario, seed, board);
     }
@@ -428,7 +429,7 @@ fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(
     }
     let options = dex_options::<L>(scenario)?;
     let (servers, compute) = set_up::<L, Dex>(scenario, &options)?;
-    let pool = Pool::new(&servers, scenario);
+    let pool = InspectedPool::new(&servers, scenario);
     let DesignSpec::Dex { movers, .. } = scenario.design else {
         return Err("the scenario's design is not dex".to_owned());
     };
@@ -449,7 +450,7 @@ fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(
     }
     if scenario.allowed_errors.contains(&ErrorKind::Indeterminate) {
         // Late messages may still land, and failed operations may be half done.
-        return pool.look(Expect::WellFormed).map(drop).map_err(at_the_end);
+        return pool.look(ExpectedState::WellFormed).map(drop).map_err(at_the_end);
     }
     // Once everything is written back, the pool holds exactly the index's records.
     let observer = scenario.cluster.compute_servers;
@@ -458,13 +459,13 @@ fn play_dex<L: Named>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(
         for part in 0..compute.servers().len() as u16 {
             index.part(part).flush().await?;
         }
-        ByName::<L, _>::new(index).scan(&Scan::range(..)).await
+        ByName::<L, _>::new(index).scan(&ScanResult::range(..)).await
     });
     let records = match flushed.pop().flatten() {
         Some(Ok(records)) => records,
         other => return Err(format!("the index cannot be written back: {other:?}")),
     };
-    let held = pool.look(Expect::Exact).map_err(at_the_end)?;
+    let held = pool.look(ExpectedState::Exact).map_err(at_the_end)?;
     if held != records {
         return Err(at_the_end(format!("it holds {held:?}, but the index returns {records:?}")));
     }
@@ -482,7 +483,7 @@ fn simulate<L, De, B>(
     (others, beside): (usize, B),
 ) -> SimCluster<MemoryServer<L>>
 where
-    L: Named,
+    L: NamedLayout,
     De: Design<L>,
     B: AsyncFn(AnyFabric, usize) + Sync,
 {

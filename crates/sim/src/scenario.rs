@@ -925,8 +925,8 @@ impl Scenario {
         if self.workload.key_space <= u64::from(self.cluster.compute_servers) {
             return Err("key_space must be more than compute_servers".to_owned());
         }
-        if *cache_frames < CacheOptions::LEAST_FRAMES {
-            return Err(format!("cache_frames must be at least {}", CacheOptions::LEAST_FRAMES));
+        if *cache_frames < CacheOptions::MIN_FRAMES {
+            return Err(format!("cache_frames must be at least {}", CacheOptions::MIN_FRAMES));
         }
         if let AdmissionName::Coin(probability) = admission
             && !(0.0..=1.0).contains(probability)

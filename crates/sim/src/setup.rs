@@ -14,10 +14,10 @@ use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Provider, ServerId};
 use farleaf_index::blocks::BlockOptions;
-use farleaf_index::partition::LONGEST_MOVE_NS;
+use farleaf_index::partition::MAX_MOVE_NS;
 use farleaf_index::{BalanceOptions, Design, IndexError};
 use farleaf_page::table::IndexKind;
-use farleaf_page::{Layout, Named, OwnedKey};
+use farleaf_page::{Layout, NamedLayout, OwnedKey};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_trees::coarse::{CoarseOptions, Partitioning};
 use farleaf_trees::fine::FineOptions;
@@ -26,7 +26,7 @@ use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
 use farleaf_trees::smart::SmartOptions;
 use rand::RngExt;
 
-pub(crate) fn coarse_options<L: Named>(
+pub(crate) fn coarse_options<L: NamedLayout>(
     scenario: &Scenario,
     partitioning: PartitioningSpec,
 ) -> CoarseOptions<OwnedKey<L>> {
@@ -41,7 +41,7 @@ pub(crate) fn coarse_options<L: Named>(
     CoarseOptions { partitioning }
 }
 
-pub(crate) fn hybrid_options<L: Named>(
+pub(crate) fn hybrid_options<L: NamedLayout>(
     scenario: &Scenario,
     chunk_nodes_log2: u8,
 ) -> HybridOptions<OwnedKey<L>> {
@@ -73,7 +73,7 @@ pub(crate) fn smart_options(scenario: &Scenario) -> Result<SpreadOptions, String
     Ok(SpreadOptions { smart, spread, boundaries: divided.then(names) })
 }
 
-pub(crate) fn dex_options<L: Named>(
+pub(crate) fn dex_options<L: NamedLayout>(
     scenario: &Scenario,
 ) -> Result<DexOptions<OwnedKey<L>>, String> {
     let DesignSpec::Dex {
@@ -182,7 +182,7 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
 }
 
 /// Equal parts of the scenario's key space for the compute servers, each in equal shards.
-pub(crate) fn sharded_options<L: Named>(
+pub(crate) fn sharded_options<L: NamedLayout>(
     scenario: &Scenario,
 ) -> Result<ShardedOptions<OwnedKey<L>>, String> {
     let DesignSpec::Dlsm { shards: shards @ 1.., most_shards, .. } = scenario.design else {
@@ -210,10 +210,13 @@ pub(crate) fn block_options<O>(inline_bytes: usize, design: O) -> BlockOptions<O
 }
 
 /// Memory servers, by number.
-pub(crate) type Servers<L> = Vec<Arc<MemoryServer<L>>>;
+pub(crate) type SimServers<L> = Vec<Arc<MemoryServer<L>>>;
 
 /// Starts the memory servers and creates the empty index on them.
-pub(crate) fn start<L, De>(scenario: &Scenario, options: &De::Options) -> Result<Servers<L>, String>
+pub(crate) fn start<L, De>(
+    scenario: &Scenario,
+    options: &De::Options,
+) -> Result<SimServers<L>, String>
 where
     L: Layout,
     De: Design<L>,
@@ -224,7 +227,7 @@ where
         chunk_bytes: cluster.chunk_bytes,
         ..MemoryServerConfig::default()
     };
-    let servers: Servers<L> = (0..cluster.memory_servers)
+    let servers: SimServers<L> = (0..cluster.memory_servers)
         .map(|number| MemoryServer::new(ServerId::new(number), &config).map(Arc::new))
         .collect::<Result<_, _>>()
         .map_err(|error| format!("cannot start the memory servers: {error}"))?;
@@ -263,7 +266,7 @@ fn give_up_after_ns(scenario: &Scenario) -> u64 {
     let faults = &scenario.faults;
     let moves = matches!(scenario.design, DesignSpec::Dex { moves: 1.., .. });
     let loses = !faults.kill_memory_server.is_empty() || !faults.restart_memory_server.is_empty();
-    let moving_ns = if moves && loses { LONGEST_MOVE_NS } else { 0 };
+    let moving_ns = if moves && loses { MAX_MOVE_NS } else { 0 };
     let waits_ns = scenario.processes.as_ref().map_or(0, |spec| spec.deadline_ns);
     let lossy = (GIVE_UP_AFTER_NS as f64 * 10.0 * faults.drop_probability) as u64;
     GIVE_UP_AFTER_NS + moving_ns + waits_ns + lossy

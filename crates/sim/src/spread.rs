@@ -5,9 +5,10 @@
 
 use farleaf_fabric::Fabric;
 use farleaf_index::{
-    Answer, Design, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordOf, RecordsOf, Scan,
+    Design, EditAnswer, IndexAdmin, IndexError, LeafEdit, OwnedForm, RangeIndex, RecordOf,
+    RecordsOf, ScanResult,
 };
-use farleaf_page::{Layout, Named, OwnedKey};
+use farleaf_page::{Layout, NamedLayout, OwnedKey};
 use farleaf_trees::smart::{PSmart, PSmartOptions, Smart, SmartCompute, SmartIndex, SmartOptions};
 use std::ops::Bound;
 
@@ -52,7 +53,7 @@ pub(crate) struct SpreadOptions {
 }
 
 impl SpreadOptions {
-    fn divided<L: Named>(&self) -> Option<PSmartOptions<OwnedKey<L>>> {
+    fn divided<L: NamedLayout>(&self) -> Option<PSmartOptions<OwnedKey<L>>> {
         let number = |name: &u64| L::key_named(if self.spread { spread(*name) } else { *name });
         let boundaries = self.boundaries.as_ref()?.iter().map(number).collect();
         Some(PSmartOptions { smart: self.smart, boundaries })
@@ -66,7 +67,7 @@ pub(crate) struct SpreadIndex<F: Fabric, L: Layout> {
     spread: bool,
 }
 
-impl<L: Named> Design<L> for SpreadSmart {
+impl<L: NamedLayout> Design<L> for SpreadSmart {
     const NAME: &'static str = "smart";
     type Options = SpreadOptions;
     type Compute = (SmartCompute, bool);
@@ -97,7 +98,7 @@ impl<L: Named> Design<L> for SpreadSmart {
     }
 }
 
-impl<F: Fabric, L: Named> SpreadIndex<F, L> {
+impl<F: Fabric, L: NamedLayout> SpreadIndex<F, L> {
     fn inward(&self, key: &L::Key) -> OwnedKey<L> {
         match L::name_of_key(key) {
             Some(name) if self.spread => L::key_named(spread(name)),
@@ -120,33 +121,36 @@ impl<F: Fabric, L: Named> SpreadIndex<F, L> {
 impl<F, L> RangeIndex for SpreadIndex<F, L>
 where
     F: Fabric,
-    L: Named,
+    L: NamedLayout,
 {
     type Key = L::Key;
     type Value = L::Value;
 
-    async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
+    async fn get(&self, key: &L::Key) -> Result<Option<OwnedForm<L::Value>>, IndexError> {
         self.index.get(L::key(&self.inward(key))).await
     }
 
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<Owned<L::Value>>, IndexError> {
+    ) -> Result<EditAnswer<OwnedForm<L::Value>>, IndexError> {
         let key = self.inward(edit.key);
         self.index.execute(LeafEdit { key: L::key(&key), action: edit.action }).await
     }
 
-    async fn scan(&self, scan: &Scan<Owned<L::Key>>) -> Result<RecordsOf<Self>, IndexError> {
+    async fn scan(
+        &self,
+        scan: &ScanResult<OwnedForm<L::Key>>,
+    ) -> Result<RecordsOf<Self>, IndexError> {
         let (lower, upper) = (self.bound(&scan.lower), self.bound(&scan.upper));
-        let records = self.index.scan(&Scan { lower, upper, ..*scan }).await?.into_iter();
+        let records = self.index.scan(&ScanResult { lower, upper, ..*scan }).await?.into_iter();
         Ok(records.map(|(key, value)| (self.outward(key), value)).collect())
     }
 
     async fn multi_get<Q: std::borrow::Borrow<L::Key>>(
         &self,
         keys: &[Q],
-    ) -> Result<Vec<Option<Owned<L::Value>>>, IndexError> {
+    ) -> Result<Vec<Option<OwnedForm<L::Value>>>, IndexError> {
         let keys: Vec<OwnedKey<L>> = keys.iter().map(|key| self.inward(key.borrow())).collect();
         self.index.multi_get(&keys).await
     }
@@ -172,7 +176,7 @@ where
 impl<F, L> IndexAdmin for SpreadIndex<F, L>
 where
     F: Fabric,
-    L: Named,
+    L: NamedLayout,
 {
     async fn collect(&self) -> Result<(), IndexError> {
         self.index.collect().await

@@ -9,33 +9,33 @@
 //!
 //! *Thread safety*: a run is one thread.
 
-use crate::audit::{Found, Reader};
-use crate::checker::{Verdict, check_kept};
-use crate::client::{self, Board, Over};
+use crate::audit::{AuditedContents, Reader};
+use crate::checker::{CheckVerdict, check_kept};
+use crate::client::{self, Board, ObserverGuard};
 use crate::death::DeathAt;
-use crate::history::Action;
-use crate::inspect::{Pool, Tree, watch};
+use crate::history::ClientAction;
+use crate::inspect::{InspectedPool, InspectedTree, watch};
 use crate::reshaping::lsm_worker;
 use crate::rounds::play_round;
 use crate::scenario::{DesignSpec, LoadSpec, Scenario};
-use crate::setup::{Servers, dlsm_options, sim_config, start};
+use crate::setup::{SimServers, dlsm_options, sim_config, start};
 use crate::workload;
-use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
+use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard};
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Provider};
 use farleaf_index::{ByName, Design, IndexError};
-use farleaf_page::{Layout, Named};
+use farleaf_page::{Layout, NamedLayout};
 use farleaf_pool::server::MemoryServer;
 use rand::RngExt;
 
-type Sim<L> = SimCluster<MemoryServer<L>>;
+type TakeoverCluster<L> = SimCluster<MemoryServer<L>>;
 
 /// What all rounds of a run share.
-struct Run<'a, L: Layout> {
+struct TakeoverRun<'a, L: Layout> {
     scenario: &'a Scenario,
     seed: u64,
-    pool: Pool<L>,
+    pool: InspectedPool<L>,
     options: DlsmOptions,
     /// Background tasks of each process.
     workers: u16,
@@ -44,18 +44,18 @@ struct Run<'a, L: Layout> {
 /// Runs all rounds and adds their histories to `board`.
 pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
 where
-    L: Named,
+    L: NamedLayout,
 {
     let (Some(spec), DesignSpec::Dlsm { workers, .. }) = (&scenario.crash, &scenario.design) else {
         return Err("this is no scenario of dlsm with [crash]".to_owned());
     };
     let (options, workers) = (dlsm_options(scenario)?, *workers);
-    let servers: Servers<L> = start::<L, Dlsm>(scenario, &options)?;
+    let servers: SimServers<L> = start::<L, Dlsm>(scenario, &options)?;
     let sim = sim_config(scenario, &mut workload::rng(seed, 0)).start(servers.clone());
-    let pool = Pool::new(&servers, scenario);
-    let run = Run { scenario, seed, pool, options, workers };
+    let pool = InspectedPool::new(&servers, scenario);
+    let run = TakeoverRun { scenario, seed, pool, options, workers };
     let mut rng = workload::rng(seed, u64::MAX / 7);
-    let mut found = Found::default();
+    let mut found = AuditedContents::default();
     if scenario.workload.load == LoadSpec::Bulk {
         found.contents = workload::initial_contents(&scenario.workload);
     }
@@ -87,8 +87,10 @@ where
             None,
         );
         match kept {
-            Verdict::Holds => {}
-            Verdict::Violated(report) | Verdict::GaveUp(report) => return Err(which(report)),
+            CheckVerdict::Holds => {}
+            CheckVerdict::Violated(report) | CheckVerdict::GaveUp(report) => {
+                return Err(which(report));
+            }
         }
         if rng.random_bool(0.5) {
             shard = run.process()?;
@@ -98,18 +100,18 @@ where
     run.tree(&shard).look_at_the_end(&sim, run.observer())
 }
 
-impl<L> Run<'_, L>
+impl<L> TakeoverRun<'_, L>
 where
-    L: Named,
+    L: NamedLayout,
 {
     /// The compute side of a process that has not opened the tree yet.
-    fn process(&self) -> Result<Arc<Shard>, String> {
+    fn process(&self) -> Result<Arc<LsmShard>, String> {
         let shard = <Dlsm as Design<L>>::compute(&self.options);
         shard.map_err(|error| format!("cannot set up the compute side: {error}"))
     }
 
-    fn tree<'t>(&'t self, shard: &'t Arc<Shard>) -> Tree<'t, L> {
-        Tree::new(&self.pool, shard, self.scenario)
+    fn tree<'t>(&'t self, shard: &'t Arc<LsmShard>) -> InspectedTree<'t, L> {
+        InspectedTree::new(&self.pool, shard, self.scenario)
     }
 
     /// The compute server number of the endpoints that never die.
@@ -118,7 +120,14 @@ where
     }
 
     /// Runs the clients until all have ended or died.
-    fn round(&self, sim: &Sim<L>, board: &Board, shard: &Arc<Shard>, round: u16, is_last: bool) {
+    fn round(
+        &self,
+        sim: &TakeoverCluster<L>,
+        board: &Board,
+        shard: &Arc<LsmShard>,
+        round: u16,
+        is_last: bool,
+    ) {
         let (scenario, cluster) = (self.scenario, &self.scenario.cluster);
         let per_server = cluster.clients_per_compute_server;
         let of_server = |server| std::iter::repeat_n(server, usize::from(per_server));
@@ -153,17 +162,17 @@ where
         &self,
         fabric: F,
         board: &Board,
-        shard: &Arc<Shard>,
+        shard: &Arc<LsmShard>,
         (round, number): (u16, u32),
         is_last: bool,
     ) {
-        let _over = Over(board);
+        let _over = ObserverGuard(board);
         let opened = board.open::<L, Dlsm, F>(&fabric, shard).await;
         let Some(index) = opened else { return board.let_clients_begin() };
         let index = ByName::<L, _>::new(index);
         if round == 0 {
             client::load(&fabric, &index, board, self.scenario, number).await;
-            board.perform(&fabric, &index, number, &Action::Flush).await;
+            board.perform(&fabric, &index, number, &ClientAction::Flush).await;
         }
         board.let_clients_begin();
         board.wait_for_clients_or(&fabric, || false).await;
@@ -173,7 +182,7 @@ where
     }
 
     /// Takes the tree over for the process of `shard`.
-    fn take_over(&self, sim: &Sim<L>, shard: &Arc<Shard>) -> Result<(), String> {
+    fn take_over(&self, sim: &TakeoverCluster<L>, shard: &Arc<LsmShard>) -> Result<(), String> {
         let outcome = sim.run(&[self.observer()], async |fabric, _| -> Result<_, IndexError> {
             Dlsm::take_over::<_, L>(fabric, shard).await
         });
@@ -184,7 +193,11 @@ where
     }
 
     /// Takes the tree over for the process of `shard`, and reads everything in every way.
-    fn audit(&self, sim: &Sim<L>, shard: &Arc<Shard>) -> Result<Found, String> {
+    fn audit(
+        &self,
+        sim: &TakeoverCluster<L>,
+        shard: &Arc<LsmShard>,
+    ) -> Result<AuditedContents, String> {
         self.take_over(sim, shard)?;
         let reader = Reader { spec: &self.scenario.workload, may_be_damaged: |_| false };
         let outcome = sim.run(&[self.observer()], async |fabric, _| {

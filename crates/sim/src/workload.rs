@@ -7,15 +7,15 @@
 //!   upper half.
 //! - workload.W2. Every key space includes the smallest and the largest possible key.
 
-use crate::history::{Action, Outcome};
+use crate::history::{ClientAction, OperationOutcome};
 use crate::scenario::{DistributionSpec, Weights, WorkloadSpec};
-use farleaf_index::{Exchange, Scan};
+use farleaf_index::{Exchange, ScanResult};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// Number of groups of names whose byte strings share a prefix ([`farleaf_page::Named`]).
+/// Number of groups of names whose byte strings share a prefix ([`farleaf_page::NamedLayout`]).
 const GROUPS: u64 = 16;
 
 /// The key at a position in the key space.
@@ -49,7 +49,7 @@ pub(crate) fn rng(seed: u64, purpose: u64) -> Xoshiro256PlusPlus {
 
 /// The stream of one client's operations.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct SimOperationStream {
     spec: WorkloadSpec,
     rng: Xoshiro256PlusPlus,
     client: u32,
@@ -59,14 +59,14 @@ pub(crate) struct Stream {
     known: BTreeMap<u64, u64>,
 }
 
-impl Stream {
+impl SimOperationStream {
     pub(crate) fn new(spec: &WorkloadSpec, seed: u64, client: u32) -> Self {
         let rng = rng(seed, 1 + u64::from(client));
         Self { spec: spec.clone(), rng, client, done: 0, written: 0, known: initial_contents(spec) }
     }
 
     /// Returns the next operation, or `None` at the end.
-    pub(crate) fn next(&mut self) -> Option<Action> {
+    pub(crate) fn next(&mut self) -> Option<ClientAction> {
         if self.done == self.spec.operations_per_client {
             return None;
         }
@@ -104,24 +104,24 @@ impl Stream {
             mine
         });
         let action = match kind.expect("the ticket is below the sum") {
-            0 => Action::Get(self.key()),
-            1 => Action::Insert(self.key(), self.value()),
-            2 => Action::Update(self.key(), self.value()),
-            3 => Action::Upsert(self.key(), self.value()),
-            4 => Action::Remove(self.key()),
+            0 => ClientAction::Get(self.key()),
+            1 => ClientAction::Insert(self.key(), self.value()),
+            2 => ClientAction::Update(self.key(), self.value()),
+            3 => ClientAction::Upsert(self.key(), self.value()),
+            4 => ClientAction::Remove(self.key()),
             5 => {
                 let key = self.key();
                 let expected = self.known.get(&key).copied().unwrap_or_default();
-                Action::CompareExchange { key, expected, new: self.value() }
+                ClientAction::CompareExchange { key, expected, new: self.value() }
             }
             6 => {
                 let count = self.rng.random_range(1..=self.spec.max_multi_get_keys);
-                Action::MultiGet((0..count).map(|_| self.key()).collect())
+                ClientAction::MultiGet((0..count).map(|_| self.key()).collect())
             }
-            7 => Action::Scan(self.scan()),
-            8 => Action::Scan(self.scan().reverse()),
-            9 => Action::Collect,
-            _ => Action::Flush,
+            7 => ClientAction::Scan(self.scan()),
+            8 => ClientAction::Scan(self.scan().reverse()),
+            9 => ClientAction::Collect,
+            _ => ClientAction::Flush,
         };
         self.done += 1;
         Some(action)
@@ -142,18 +142,21 @@ impl Stream {
     }
 
     /// Learns values from an operation's outcome.
-    pub(crate) fn learn(&mut self, action: &Action, outcome: &Outcome) {
+    pub(crate) fn learn(&mut self, action: &ClientAction, outcome: &OperationOutcome) {
         let known = match (action, outcome) {
-            (Action::Get(key), Outcome::Value(Some(value)))
-            | (Action::Insert(key, value) | Action::Update(key, value), Outcome::Applied(true))
-            | (Action::Upsert(key, value), Outcome::Done)
+            (ClientAction::Get(key), OperationOutcome::Value(Some(value)))
             | (
-                Action::CompareExchange { key, .. },
-                Outcome::Exchange(Exchange::Differs(Some(value))),
+                ClientAction::Insert(key, value) | ClientAction::Update(key, value),
+                OperationOutcome::Applied(true),
+            )
+            | (ClientAction::Upsert(key, value), OperationOutcome::Done)
+            | (
+                ClientAction::CompareExchange { key, .. },
+                OperationOutcome::Exchange(Exchange::Differs(Some(value))),
             )
             | (
-                Action::CompareExchange { key, new: value, .. },
-                Outcome::Exchange(Exchange::Exchanged),
+                ClientAction::CompareExchange { key, new: value, .. },
+                OperationOutcome::Exchange(Exchange::Exchanged),
             ) => (*key, *value),
             _ => return,
         };
@@ -191,7 +194,7 @@ impl Stream {
 
     /// A range of any shape: bounds of every kind, occasionally in the wrong order, with or without
     /// a limit.
-    fn scan(&mut self) -> Scan<u64> {
+    fn scan(&mut self) -> ScanResult<u64> {
         let all = self.spec.key_space;
         let low = self.place();
         let high = (low + self.rng.random_range(0..self.spec.max_scan_keys)).min(all - 1);
@@ -203,7 +206,7 @@ impl Stream {
             _ => usize::MAX,
         };
         let (lower, upper) = (self.bound(low), self.bound(high));
-        Scan { lower, upper, reverse: false, limit }
+        ScanResult { lower, upper, reverse: false, limit }
     }
 
     fn bound(&mut self, key: u64) -> Bound<u64> {

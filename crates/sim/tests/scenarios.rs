@@ -1,7 +1,7 @@
 //! Runs every scenario with a few seeds, and checks that it passes, that it is repeatable, and that
 //! it shows what it is meant to show.
 
-use farleaf_sim::history::{Action, Outcome};
+use farleaf_sim::history::{ClientAction, OperationOutcome};
 use farleaf_sim::{
     DeathAt, Deaths, RunOutcome, SCENARIOS, Scenario, Seeds, run_and_keep, run_command,
     run_mutants, run_random, run_seed, run_with_death,
@@ -211,7 +211,7 @@ fn one_seed_is_one_history_and_two_seeds_are_two() {
 }
 
 /// Number of operations, over a scenario's seeds, with a wanted action and outcome.
-fn outcomes(name: &str, wanted: impl Fn(&Action, &Outcome) -> bool) -> usize {
+fn outcomes(name: &str, wanted: impl Fn(&ClientAction, &OperationOutcome) -> bool) -> usize {
     let scenario = Scenario::registered(name).unwrap();
     let histories = SEEDS.map(|seed| run_and_keep(&scenario, seed).0);
     histories
@@ -233,42 +233,62 @@ fn balancers_move_keys() {
 
 #[test]
 fn faults_show() {
-    let uncertain = |_: &Action, outcome: &Outcome| matches!(outcome, Outcome::Indeterminate(_));
+    let uncertain = |_: &ClientAction, outcome: &OperationOutcome| {
+        matches!(outcome, OperationOutcome::Indeterminate(_))
+    };
     assert!(outcomes("coarse-faults", uncertain) > 20);
     assert!(outcomes("coarse-server-dies", uncertain) > 20);
-    let lost = |_: &Action, outcome: &Outcome| matches!(outcome, Outcome::NoReturn);
+    let lost = |_: &ClientAction, outcome: &OperationOutcome| {
+        matches!(outcome, OperationOutcome::NoReturn)
+    };
     assert!(outcomes("coarse-client-dies", lost) > 5);
     assert_eq!(outcomes("coarse-range-calm", lost), 0);
-    let full = |_: &Action, outcome: &Outcome| matches!(outcome, Outcome::Failed(error) if error.contains("memory left"));
+    let full = |_: &ClientAction, outcome: &OperationOutcome| matches!(outcome, OperationOutcome::Failed(error) if error.contains("memory left"));
     assert!(outcomes("coarse-small-pool", full) > 20);
 }
 
 #[test]
 fn every_kind_of_answer_shows() {
-    type Wanted = (&'static str, fn(&Action, &Outcome) -> bool);
+    type Wanted = (&'static str, fn(&ClientAction, &OperationOutcome) -> bool);
     let wanted: &[Wanted] = &[
-        ("get, there", |_, outcome| matches!(outcome, Outcome::Value(Some(_)))),
-        ("get, absent", |_, outcome| matches!(outcome, Outcome::Value(None))),
-        ("insert", |a, o| matches!((a, o), (Action::Insert(..), Outcome::Applied(true)))),
-        ("insert, there", |a, o| matches!((a, o), (Action::Insert(..), Outcome::Applied(false)))),
-        ("update", |a, o| matches!((a, o), (Action::Update(..), Outcome::Applied(true)))),
-        ("update, absent", |a, o| matches!((a, o), (Action::Update(..), Outcome::Applied(false)))),
-        ("remove", |a, o| matches!((a, o), (Action::Remove(_), Outcome::Applied(true)))),
-        ("remove, absent", |a, o| matches!((a, o), (Action::Remove(_), Outcome::Applied(false)))),
-        ("exchange", |_, o| matches!(o, Outcome::Exchange(farleaf_index::Exchange::Exchanged))),
-        ("differs", |_, o| matches!(o, Outcome::Exchange(farleaf_index::Exchange::Differs(_)))),
-        ("multi-get", |_, o| matches!(o, Outcome::Values(values) if values.len() > 3)),
+        ("get, there", |_, outcome| matches!(outcome, OperationOutcome::Value(Some(_)))),
+        ("get, absent", |_, outcome| matches!(outcome, OperationOutcome::Value(None))),
+        ("insert", |a, o| {
+            matches!((a, o), (ClientAction::Insert(..), OperationOutcome::Applied(true)))
+        }),
+        ("insert, there", |a, o| {
+            matches!((a, o), (ClientAction::Insert(..), OperationOutcome::Applied(false)))
+        }),
+        ("update", |a, o| {
+            matches!((a, o), (ClientAction::Update(..), OperationOutcome::Applied(true)))
+        }),
+        ("update, absent", |a, o| {
+            matches!((a, o), (ClientAction::Update(..), OperationOutcome::Applied(false)))
+        }),
+        ("remove", |a, o| {
+            matches!((a, o), (ClientAction::Remove(_), OperationOutcome::Applied(true)))
+        }),
+        ("remove, absent", |a, o| {
+            matches!((a, o), (ClientAction::Remove(_), OperationOutcome::Applied(false)))
+        }),
+        ("exchange", |_, o| {
+            matches!(o, OperationOutcome::Exchange(farleaf_index::Exchange::Exchanged))
+        }),
+        ("differs", |_, o| {
+            matches!(o, OperationOutcome::Exchange(farleaf_index::Exchange::Differs(_)))
+        }),
+        ("multi-get", |_, o| matches!(o, OperationOutcome::Values(values) if values.len() > 3)),
         (
             "scan",
-            |a, o| matches!((a, o), (Action::Scan(s), Outcome::Records(r)) if !s.reverse && r.len() > 3),
+            |a, o| matches!((a, o), (ClientAction::Scan(s), OperationOutcome::Records(r)) if !s.reverse && r.len() > 3),
         ),
         (
             "reverse scan",
-            |a, o| matches!((a, o), (Action::Scan(s), Outcome::Records(r)) if s.reverse && r.len() > 3),
+            |a, o| matches!((a, o), (ClientAction::Scan(s), OperationOutcome::Records(r)) if s.reverse && r.len() > 3),
         ),
         (
             "full scan to its limit",
-            |a, o| matches!((a, o), (Action::Scan(s), Outcome::Records(r)) if r.len() == s.limit),
+            |a, o| matches!((a, o), (ClientAction::Scan(s), OperationOutcome::Records(r)) if r.len() == s.limit),
         ),
     ];
     for name in ["coarse-range-calm", "coarse-hash-calm"] {

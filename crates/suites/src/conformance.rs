@@ -2,15 +2,15 @@
 //!
 //! A design's tests call [`run`] with a provider and the design's options; the checks panic if the
 //! index and the model differ. `L` can be a layout of tiny pages, so that a few hundred keys make a
-//! tree of many levels. The model identifies keys and values by their names ([`Named`]).
+//! tree of many levels. The model identifies keys and values by their names ([`NamedLayout`]).
 
 use farleaf_fabric::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, ServerId};
 use farleaf_index::{
-    Action, Answer, Background, ByName, Design, Exchange, IndexAdmin, IndexError, LeafEdit,
-    RangeIndex, Scan,
+    Background, ByName, Design, EditAction, EditAnswer, Exchange, IndexAdmin, IndexError, LeafEdit,
+    RangeIndex, ScanResult,
 };
-use farleaf_page::{Layout, Named};
+use farleaf_page::{Layout, NamedLayout};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -68,13 +68,13 @@ impl Beside {
         let waiting = &AtomicUsize::new(self.compute_servers.len());
         let all = [clients, &self.compute_servers].concat();
         let mut outcomes = cluster.run(&all, |fabric, number| {
-            let client =
-                (number < clients.len()).then(|| (body(fabric.clone(), number), Running(running)));
+            let client = (number < clients.len())
+                .then(|| (body(fabric.clone(), number), RunningClient(running)));
             async move {
                 if let Some((client, _running)) = client {
                     // On one thread, clients that never wait would otherwise end before the
                     // background tasks have begun.
-                    for _ in 0..MOST_WAITS {
+                    for _ in 0..MAX_WAITS {
                         if waiting.load(Ordering::Acquire) == 0 {
                             break;
                         }
@@ -115,22 +115,22 @@ impl Beside {
 }
 
 /// How often, and for how long each time, clients wait for the background tasks to begin.
-const MOST_WAITS: u32 = 10_000;
+const MAX_WAITS: u32 = 10_000;
 const WAIT_NS: u64 = 100_000;
 
 /// A client that has not ended. Background tasks end after the last one, even if it panics.
-struct Running<'a>(&'a AtomicUsize);
+struct RunningClient<'a>(&'a AtomicUsize);
 
-impl Drop for Running<'_> {
+impl Drop for RunningClient<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
 /// A client's random numbers, from its endpoint.
-struct Dice<F>(F);
+struct ClientRandom<F>(F);
 
-impl<F: Fabric> Dice<F> {
+impl<F: Fabric> ClientRandom<F> {
     fn below(&self, limit: u64) -> u64 {
         self.0.random() % limit
     }
@@ -148,7 +148,7 @@ impl<F: Fabric> Dice<F> {
 
 /// A cluster started by `Setup`.
 type Started<L, P> = <P as Provider>::Cluster<MemoryServer<L>>;
-type Model = BTreeMap<u64, u64>;
+type NumberModel = BTreeMap<u64, u64>;
 
 impl<P: Provider, O: Clone> Setup<'_, P, O> {
     /// Starts the memory servers, without an index.
@@ -182,7 +182,7 @@ impl<P: Provider, O: Clone> Setup<'_, P, O> {
 /// If one fails.
 pub fn run<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    L: Named,
+    L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
@@ -196,7 +196,7 @@ where
 /// If one fails, or if no background task has written anything.
 pub fn run_with_background<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    L: Named,
+    L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
@@ -209,7 +209,7 @@ where
 
 fn every_check<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
-    L: Named,
+    L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
@@ -220,7 +220,7 @@ where
     concurrent_counters::<L, D, P>(setup, beside);
 }
 
-async fn open<L: Named, D: Design<L>, F: Fabric>(
+async fn open<L: NamedLayout, D: Design<L>, F: Fabric>(
     fabric: F,
     compute: &D::Compute,
 ) -> ByName<L, D::Index<F>> {
@@ -234,7 +234,7 @@ fn compute<L: Layout, D: Design<L>>(options: &D::Options) -> D::Compute {
 /// Checks that an index is created only once, and cannot be opened before that.
 pub fn opening<L, D, P>(setup: &Setup<'_, P, D::Options>)
 where
-    L: Named,
+    L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
@@ -248,15 +248,19 @@ where
         let index = open::<L, D, _>(fabric, compute).await;
         assert_eq!(index.get(&7).await, Ok(None));
         assert_eq!(index.execute_all(&[]).await, []);
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
-        assert_eq!(index.scan(&Scan::range(..).reverse()).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanResult::range(..).reverse()).await, Ok(vec![]));
         assert_eq!(index.multi_get::<u64>(&[]).await, Ok(vec![]));
     });
 }
 
 /// Applies one random operation to index and model and compares their answers.
-async fn random_operation<I, F>(index: &I, model: &mut Model, dice: &Dice<F>, key: u64)
-where
+async fn random_operation<I, F>(
+    index: &I,
+    model: &mut NumberModel,
+    dice: &ClientRandom<F>,
+    key: u64,
+) where
     I: RangeIndex<Key = u64, Value = u64>,
     F: Fabric,
 {
@@ -294,24 +298,24 @@ where
     }
 }
 
-async fn same_contents<I: RangeIndex<Key = u64, Value = u64>>(index: &I, model: &Model) {
+async fn same_contents<I: RangeIndex<Key = u64, Value = u64>>(index: &I, model: &NumberModel) {
     let expected: Vec<(u64, u64)> = model.iter().map(|(&key, &value)| (key, value)).collect();
-    assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), expected, "a scan of everything");
+    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected, "a scan of everything");
 }
 
 /// One client runs random operations, including the extreme keys and values.
 pub fn single_operations<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
-    L: Named,
+    L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
     let cluster = setup.with_index::<L, D>();
     let compute = &compute::<L, D>(&setup.options);
     beside.run_one::<L, D, _, _>(&cluster, compute, |fabric| async move {
-        let dice = Dice(fabric.clone());
+        let dice = ClientRandom(fabric.clone());
         let index = open::<L, D, _>(fabric, compute).await;
-        let mut model = Model::new();
+        let mut model = NumberModel::new();
         for key in [0, u64::MAX] {
             for value in [0, u64::MAX] {
                 index.upsert(&key, &value).await.unwrap();
@@ -338,28 +342,32 @@ where
             assert_eq!(index.remove(&key).await, Ok(true));
         }
         index.collect().await.unwrap();
-        same_contents(&index, &Model::new()).await;
+        same_contents(&index, &NumberModel::new()).await;
         assert_eq!(index.insert(&5, &6).await, Ok(true));
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![(5, 6)]));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![(5, 6)]));
     });
 }
 
 /// Operations that are executed together have the same outcomes as in sequence, even if several use
 /// one key.
-async fn random_operations_together<I, F>(index: &I, model: &mut Model, dice: &Dice<F>, space: u64)
-where
+async fn random_operations_together<I, F>(
+    index: &I,
+    model: &mut NumberModel,
+    dice: &ClientRandom<F>,
+    space: u64,
+) where
     I: RangeIndex<Key = u64, Value = u64>,
     F: Fabric,
 {
     let edit = |_| {
         let (key, value) = (dice.key(space), dice.below(8));
         let action = match dice.below(6) {
-            0 => Action::Get,
-            1 => Action::Insert(value),
-            2 => Action::Update(value),
-            3 => Action::Upsert(value),
-            4 => Action::Remove,
-            _ => Action::CompareExchange(dice.below(8), value),
+            0 => EditAction::Get,
+            1 => EditAction::Insert(value),
+            2 => EditAction::Update(value),
+            3 => EditAction::Upsert(value),
+            4 => EditAction::Remove,
+            _ => EditAction::CompareExchange(dice.below(8), value),
         };
         LeafEdit { key, action }
     };
@@ -379,32 +387,32 @@ where
 }
 
 /// Applies an operation to the model and returns its answer.
-fn expected(model: &mut Model, edit: &LeafEdit<u64, u64>) -> Answer<u64> {
+fn expected(model: &mut NumberModel, edit: &LeafEdit<u64, u64>) -> EditAnswer<u64> {
     let (key, found) = (edit.key, model.get(&edit.key).copied());
     let (applied, found) = match edit.action {
-        Action::Get => (found.is_some(), found),
-        Action::Insert(_) => (found.is_none(), None),
-        Action::Update(_) | Action::Remove => (found.is_some(), None),
-        Action::Upsert(_) => (true, None),
-        Action::CompareExchange(old, _) if found == Some(old) => (true, None),
-        Action::CompareExchange(..) => (false, found),
+        EditAction::Get => (found.is_some(), found),
+        EditAction::Insert(_) => (found.is_none(), None),
+        EditAction::Update(_) | EditAction::Remove => (found.is_some(), None),
+        EditAction::Upsert(_) => (true, None),
+        EditAction::CompareExchange(old, _) if found == Some(old) => (true, None),
+        EditAction::CompareExchange(..) => (false, found),
     };
     match edit.action {
-        Action::Insert(value)
-        | Action::Update(value)
-        | Action::Upsert(value)
-        | Action::CompareExchange(_, value)
+        EditAction::Insert(value)
+        | EditAction::Update(value)
+        | EditAction::Upsert(value)
+        | EditAction::CompareExchange(_, value)
             if applied =>
         {
             model.insert(key, value);
         }
-        Action::Remove => _ = model.remove(&key),
+        EditAction::Remove => _ = model.remove(&key),
         _ => {}
     }
-    Answer { applied, found }
+    EditAnswer { applied, found }
 }
 
-fn model_scan(model: &Model, scan: &Scan<u64>) -> Vec<(u64, u64)> {
+fn model_scan(model: &NumberModel, scan: &ScanResult<u64>) -> Vec<(u64, u64)> {
     let inside = |&(key, _): &(&u64, &u64)| {
         let above = match scan.lower {
             Bound::Unbounded => true,
@@ -429,16 +437,16 @@ fn model_scan(model: &Model, scan: &Scan<u64>) -> Vec<(u64, u64)> {
 /// Scans with every kind of bound, both directions, limits, and empty and crossed ranges.
 pub fn scans<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
-    L: Named,
+    L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
     let cluster = setup.with_index::<L, D>();
     let compute = &compute::<L, D>(&setup.options);
     beside.run_one::<L, D, _, _>(&cluster, compute, |fabric| async move {
-        let dice = Dice(fabric.clone());
+        let dice = ClientRandom(fabric.clone());
         let index = open::<L, D, _>(fabric, compute).await;
-        let mut model = Model::new();
+        let mut model = NumberModel::new();
         for _ in 0..600 {
             let key = dice.key(300);
             index.upsert(&key, &!key).await.unwrap();
@@ -455,14 +463,15 @@ where
         };
         for _ in 0..300 {
             let limit = [0, 1, 2, 7, 40, usize::MAX][dice.below(6) as usize];
-            let mut scan = Scan::range((bound(), bound())).limit(limit);
+            let mut scan = ScanResult::range((bound(), bound())).limit(limit);
             if dice.below(2) == 0 {
                 scan = scan.reverse();
             }
             let records = index.scan(&scan).await.unwrap();
             assert_eq!(records, model_scan(&model, &scan), "{scan:?}");
         }
-        let everything_below_zero = Scan { upper: Bound::Excluded(0), ..Scan::range(..) };
+        let everything_below_zero =
+            ScanResult { upper: Bound::Excluded(0), ..ScanResult::range(..) };
         assert_eq!(index.scan(&everything_below_zero.reverse()).await, Ok(vec![]));
     });
 }
@@ -487,7 +496,7 @@ impl From<IndexError> for SourceError {
 /// for its end.
 pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
-    L: Named,
+    L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
@@ -495,16 +504,16 @@ where
         let cluster = setup.with_index::<L, D>();
         let compute = &compute::<L, D>(&setup.options);
         beside.run_one::<L, D, _, _>(&cluster, compute, |fabric| async move {
-            let dice = Dice(fabric.clone());
+            let dice = ClientRandom(fabric.clone());
             let index = open::<L, D, _>(fabric, compute).await;
             let step = u64::MAX / count.max(2);
             let records = || (0..count).map(|number| (number * step, number));
-            let mut model: Model = records().collect();
+            let mut model: NumberModel = records().collect();
 
             let unsorted = records().chain([(1, 1), (1, 2)]);
             let refused = index.bulk_load(unsorted, fill).await;
             assert!(matches!(refused, Err(IndexError::NotSorted { .. })), "{refused:?}");
-            same_contents(&index, &Model::new()).await;
+            same_contents(&index, &NumberModel::new()).await;
             assert!(index.bulk_load(records(), 0.05).await.is_err(), "too empty pages");
             for good in [0, 1.min(count), count / 2, count] {
                 // More records follow: the load must not ask for them.
@@ -513,7 +522,7 @@ where
                 let failing = failing.chain(records().skip(good as usize).map(Ok));
                 let failed = index.try_bulk_load(failing, fill).await;
                 assert_eq!(failed, Err(SourceError::Source), "after {good} records");
-                same_contents(&index, &Model::new()).await;
+                same_contents(&index, &NumberModel::new()).await;
             }
 
             assert_eq!(index.bulk_load(records(), fill).await, Ok(count));
@@ -535,7 +544,7 @@ where
 /// changes, while other clients split, merge and collect the nodes around them.
 pub fn concurrent_owners<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
-    L: Named,
+    L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
@@ -548,26 +557,27 @@ where
         compute,
         &compute_servers,
         |fabric, client| async move {
-            let dice = Dice(fabric.clone());
+            let dice = ClientRandom(fabric.clone());
             let index = open::<L, D, _>(fabric, compute).await;
-            let mut model = Model::new();
+            let mut model = NumberModel::new();
             let mine = |number: u64| (number * CLIENTS + client as u64) * 0x0010_0000_0000_0001;
             for round in 0..900 {
                 let space = if round / 150 % 2 == 0 { 150 } else { 40 };
                 let key = mine(dice.below(space));
                 random_operation(&index, &mut model, &dice, key).await;
                 if round % 60 == 0 {
-                    let seen = index.scan(&Scan::range(..)).await.unwrap();
+                    let seen = index.scan(&ScanResult::range(..)).await.unwrap();
                     assert!(seen.is_sorted_by(|a, b| a.0 < b.0), "a scan ascends strictly");
                     let is_mine = |key: u64| (0..150).any(|number| mine(number) == key);
-                    let mine: Model = seen.into_iter().filter(|&(key, _)| is_mine(key)).collect();
+                    let mine: NumberModel =
+                        seen.into_iter().filter(|&(key, _)| is_mine(key)).collect();
                     assert_eq!(mine, model, "a scan sees the keys that no other client changes");
                 }
             }
             model
         },
     );
-    let model: Model = models.into_iter().flatten().flatten().collect();
+    let model: NumberModel = models.into_iter().flatten().flatten().collect();
     beside.run_one::<L, D, _, _>(&cluster, compute, |fabric| {
         let model = &model;
         async move { same_contents(&open::<L, D, _>(fabric, compute).await, model).await }
@@ -577,7 +587,7 @@ where
 /// Several clients at once on the same few keys: every compare-exchange counts exactly once.
 pub fn concurrent_counters<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
 where
-    L: Named,
+    L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
@@ -587,7 +597,7 @@ where
     let compute = &compute::<L, D>(&setup.options);
     let inserted =
         beside.run::<L, D, _, _, _>(&cluster, compute, &[0, 1, 2], |fabric, _| async move {
-            let dice = Dice(fabric.clone());
+            let dice = ClientRandom(fabric.clone());
             let index = open::<L, D, _>(fabric, compute).await;
             let mut inserted = 0;
             for key in keys {

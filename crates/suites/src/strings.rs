@@ -3,25 +3,25 @@
 use crate::conformance::Setup;
 use crate::providers::AnyProvider;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
+use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Mutex;
 
 /// A key.
-pub type Key = Vec<u8>;
+pub type StringKey = Vec<u8>;
 /// The records that an index should have.
-pub type Model = BTreeMap<Key, Vec<u8>>;
+pub type StringModel = BTreeMap<StringKey, Vec<u8>>;
 
 /// A key that shares a long prefix with others.
-pub fn long_prefix(tail: &[u8]) -> Key {
+pub fn long_prefix(tail: &[u8]) -> StringKey {
     [b"https://example.org/a/path/that/all/of/them/share/", tail].concat()
 }
 
 /// A key of client `client`: empty for the first one, or of maximum length, or one of many that
 /// share a prefix, or short.
-pub fn key(number: u64, client: usize, most: usize) -> Key {
+pub fn key(number: u64, client: usize, most: usize) -> StringKey {
     let end = client as u8;
     match number % 16 {
         0 if number == 0 && client == 0 => Vec::new(),
@@ -58,7 +58,7 @@ fn is_whole(value: &[u8]) -> bool {
 async fn step<F: Fabric, I: RangeIndex<Key = [u8], Value = [u8]>>(
     fabric: &F,
     index: &I,
-    model: &mut Model,
+    model: &mut StringModel,
     (client, space, most_key, most_value): (usize, u64, usize, u64),
 ) {
     let key = key(fabric.random() % space, client, most_key);
@@ -90,8 +90,8 @@ async fn step<F: Fabric, I: RangeIndex<Key = [u8], Value = [u8]>>(
         }
         4 => assert_eq!(index.get(&key).await.unwrap(), held),
         5 => {
-            let scan = Scan::range(key.clone()..).limit((fabric.random() % 40) as usize);
-            let own = |(found, _): &(Key, Vec<u8>)| {
+            let scan = ScanResult::range(key.clone()..).limit((fabric.random() % 40) as usize);
+            let own = |(found, _): &(StringKey, Vec<u8>)| {
                 found.is_empty() && client == 0 || found.last() == Some(&(client as u8))
             };
             let found = index.scan(&scan).await.unwrap();
@@ -116,13 +116,13 @@ async fn step<F: Fabric, I: RangeIndex<Key = [u8], Value = [u8]>>(
 ///
 /// # Panics
 /// If they differ.
-pub async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, model: &Model) {
+pub async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, model: &StringModel) {
     let expected: Vec<_> = model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-    assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), expected);
-    let mut down = index.scan(&Scan::range(..).reverse()).await.unwrap();
+    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected);
+    let mut down = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
     down.reverse();
     assert_eq!(down, expected);
-    let keys: Vec<Key> = model.keys().cloned().collect();
+    let keys: Vec<StringKey> = model.keys().cloned().collect();
     let found = index.multi_get(&keys).await.unwrap();
     assert!(found.into_iter().eq(model.values().cloned().map(Some)));
 }
@@ -144,7 +144,7 @@ pub fn random_operations<const W: usize, D>(
     let limits = (Bytes::<W>::max_key(), most_value);
     let models = cluster.run(&[0, 0, 1, 2], |fabric, client| async move {
         let index = D::open(fabric.clone(), compute).await.unwrap();
-        let mut model = Model::new();
+        let mut model = StringModel::new();
         for number in 0..operations {
             step(&fabric, &index, &mut model, (client, 800, limits.0, limits.1)).await;
             if client == 3 && number % 200 == 199 {
@@ -153,11 +153,11 @@ pub fn random_operations<const W: usize, D>(
         }
         model
     });
-    let mut model: Model = models.into_iter().flatten().flatten().collect();
+    let mut model: StringModel = models.into_iter().flatten().flatten().collect();
     let model = &Mutex::new(&mut model);
     cluster.run_one(|fabric| async move {
         let index = D::open(fabric.clone(), compute).await.unwrap();
-        let mut model = Model::clone(&model.lock().unwrap());
+        let mut model = StringModel::clone(&model.lock().unwrap());
         check(&index, &model).await;
         index.collect().await.unwrap();
         check(&index, &model).await;
@@ -184,7 +184,7 @@ where
         let compute = &D::compute(&setup.options).unwrap();
         cluster.run_one(|fabric| async move {
             let index = D::open(fabric.clone(), compute).await.unwrap();
-            let mut model = Model::new();
+            let mut model = StringModel::new();
             for number in 0..4_000 {
                 let value = value(fabric.random(), most_value);
                 model.insert(key(number, 0, Bytes::<W>::max_key()), value);

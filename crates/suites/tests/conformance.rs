@@ -7,7 +7,7 @@ use farleaf_dex::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::AnyConfig;
-use farleaf_fabric::Backing;
+use farleaf_fabric::RegionBacking;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
 use farleaf_fabric::sim::{Faults, SimConfig};
@@ -123,7 +123,10 @@ fn hash() -> CoarseOptions<u64> {
 
 /// Memory servers with regions that other processes can map, which one provider needs.
 fn lent() -> MemoryServerConfig {
-    MemoryServerConfig { backing: Backing::Shared { huge_pages: false }, ..Default::default() }
+    MemoryServerConfig {
+        backing: RegionBacking::Shared { huge_pages: false },
+        ..Default::default()
+    }
 }
 
 /// Tiny pages make high trees from few keys, and most operations restructure something.

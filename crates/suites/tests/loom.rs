@@ -7,7 +7,8 @@
 mod memtable;
 
 use farleaf_dex::cache::{
-    Arena, Cache, CacheOptions, Cooled, CoolingBucket, FrameId, FrameState, Mapped, Mapping, Swip,
+    CacheOptions, Cooled, CoolingBucket, FrameArena, FrameCache, FrameId, FrameState, Mapped,
+    MappingTable, Swip,
 };
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -216,10 +217,10 @@ fn one_mark_at_a_time() {
     model.preemption_bound = Some(3);
     model.check(|| {
         const NODE: u64 = 1024;
-        let mapping = Arc::new(Mapping::new(2));
+        let mapping = Arc::new(MappingTable::new(2));
         let shared = words::<1>();
         // One thread's work on a node: fetches it and evicts it again, or gives up.
-        let work = |mapping: &Mapping, holders: &AtomicU64, frame: FrameId, admits: bool| {
+        let work = |mapping: &MappingTable, holders: &AtomicU64, frame: FrameId, admits: bool| {
             for _ in 0..2 {
                 match mapping.begin_io(NODE, || true) {
                     Ok(mark) => {
@@ -255,7 +256,7 @@ fn one_mark_at_a_time() {
 fn a_freed_node_is_marked_by_nobody() {
     loom::model(|| {
         const NODE: u64 = 1024;
-        let mapping = Arc::new(Mapping::new(2));
+        let mapping = Arc::new(MappingTable::new(2));
         mapping.begin_io(NODE, || true).unwrap().publish(FrameId::new(1));
         // The parent's latch.
         let shared = words::<1>();
@@ -286,7 +287,7 @@ fn a_freed_node_is_marked_by_nobody() {
 fn the_end_of_a_write_back_is_not_lost() {
     loom::model(|| {
         let frame = FrameId::new(0);
-        let arena = Arc::new(Arena::<Tiny>::new(1).unwrap());
+        let arena = Arc::new(FrameArena::<Tiny>::new(1).unwrap());
         arena.set_state(frame, FrameState::Hot);
         arena.set_writing(frame, true);
         let pool = words::<1>();
@@ -319,9 +320,10 @@ fn everything() -> OwnedRange<u64> {
 
 /// A root with a hot left leaf, which has key 10. The right leaf, which starts at key 50, is only
 /// in the pool.
-fn two_leaves() -> (Arc<Cache<Tiny>>, FrameId, FrameId) {
+fn two_leaves() -> (Arc<FrameCache<Tiny>>, FrameId, FrameId) {
     let cache = Arc::new(
-        Cache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }, everything()).unwrap(),
+        FrameCache::<Tiny>::new(&CacheOptions { bytes: 0, ..Default::default() }, everything())
+            .unwrap(),
     );
     let (root, left) = (cache.take_free().unwrap(), cache.take_free().unwrap());
     root.page().format_empty(at(ROOT), 1, &0, None);

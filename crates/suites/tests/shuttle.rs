@@ -12,7 +12,7 @@
 #![cfg(shuttle)]
 
 use farleaf_dex::cache::{
-    AdmissionName, Cache, CacheOptions, FrameId, FrameState, Mapped, is_clean,
+    AdmissionName, CacheOptions, FrameCache, FrameId, FrameState, Mapped, is_clean,
 };
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
@@ -23,7 +23,7 @@ use farleaf_fabric::{
 };
 use farleaf_index::CacheCounters;
 use farleaf_index::partition::{ComputePool, RoutedIndex};
-use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, Scan};
+use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, ScanResult};
 use farleaf_page::rules::KnownRule;
 use farleaf_page::{Fixed8, Layout};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
@@ -216,7 +216,10 @@ impl<L: Pages> World<L> {
                 let index = open(fabric, pool).await;
                 index.bulk_load((0..records).map(|number| (number * 2, 1)), fill).await.unwrap();
                 // Fill the frames.
-                assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), records as usize);
+                assert_eq!(
+                    index.scan(&ScanResult::range(..)).await.unwrap().len(),
+                    records as usize
+                );
             }
         });
         world
@@ -229,7 +232,7 @@ impl<L: Pages> World<L> {
         self.pool.servers().iter().for_each(|server| frames_are_sound(server.state().cache()));
         self.memory.run_one(|fabric| async move {
             let index = open(fabric, &self.pool).await;
-            let found = index.scan(&Scan::range(..)).await.unwrap();
+            let found = index.scan(&ScanResult::range(..)).await.unwrap();
             assert_eq!(found, *expected, "through the cache");
             for part in self.pool.servers() {
                 index.part(part.number()).flush().await.unwrap();
@@ -239,7 +242,7 @@ impl<L: Pages> World<L> {
         let others = <Dex as Design<L>>::compute(&self.options).unwrap();
         let others = &others;
         self.memory.run_one(|fabric| async move {
-            let found = open(fabric, others).await.scan(&Scan::range(..)).await.unwrap();
+            let found = open(fabric, others).await.scan(&ScanResult::range(..)).await.unwrap();
             assert_eq!(found, *expected, "in the pool");
         });
     }
@@ -253,7 +256,7 @@ async fn open<F: Fabric, L: Pages>(
 }
 
 /// Checks inv. C1, C2, C5, C9, C10, C11 of a cache that no client uses.
-fn frames_are_sound<L: Pages>(cache: &Cache<L>) {
+fn frames_are_sound<L: Pages>(cache: &FrameCache<L>) {
     let arena = cache.arena();
     let frames = || (0..arena.frames()).map(FrameId::new);
     let mut pointed_to_by = BTreeMap::new();

@@ -9,7 +9,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
-use farleaf_page::{Layout, LeafReplace, Page, Stubborn};
+use farleaf_page::{Layout, LeafReplace, Page, RefusingLayout};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::{self, Setup};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -17,7 +17,7 @@ use farleaf_trees::fine::{Fine, FineOptions};
 use farleaf_trees::hybrid::{Hybrid, HybridOptions};
 
 /// Pages of eight entries make high trees from few keys.
-type Tiny = Stubborn<24>;
+type Tiny = RefusingLayout<24>;
 
 fn boundaries() -> Vec<u64> {
     vec![u64::MAX / 3, u64::MAX / 3 * 2]

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// What a design's errors say.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Refusals {
+pub(crate) struct SideErrors {
     /// The keys of the index are divided, those of the compute side are not.
     pub(crate) is_divided: &'static str,
     /// The keys of the compute side are divided, those of the index are not.
@@ -26,16 +26,16 @@ pub(crate) struct Refusals {
 
 /// The sides of all compute servers, each with an `S`, and the boundaries between their keys.
 #[derive(Debug)]
-pub(crate) struct AllSides<K, S> {
+pub(crate) struct PerServer<K, S> {
     /// Where the keys of each compute server but the first begin; `None` if they share all keys.
     boundaries: Option<Arc<Vec<K>>>,
     by_server: Mutex<BTreeMap<u16, Arc<S>>>,
     /// 0 until it is drawn.
     number: AtomicU64,
-    refusals: &'static Refusals,
+    refusals: &'static SideErrors,
 }
 
-impl<K: Ord, S> AllSides<K, S> {
+impl<K: Ord, S> PerServer<K, S> {
     /// Those of an index of which compute servers share all keys, or with `boundaries` have a range
     /// each.
     ///
@@ -43,7 +43,7 @@ impl<K: Ord, S> AllSides<K, S> {
     /// [`IndexError::InvalidArgument`] if the boundaries do not ascend, or are too many.
     pub(crate) fn new(
         boundaries: Option<Vec<K>>,
-        refusals: &'static Refusals,
+        refusals: &'static SideErrors,
     ) -> Result<Arc<Self>, IndexError> {
         if let Some(boundaries) = &boundaries {
             if !boundaries.is_sorted_by(|one, next| one < next) {
@@ -63,7 +63,7 @@ impl<K: Ord, S> AllSides<K, S> {
     }
 
     /// The sides that a client on a compute server takes. `make` makes one that is new.
-    pub(crate) fn sides(&self, compute_server: u16, make: impl Fn() -> S) -> Sides<K, S> {
+    pub(crate) fn sides(&self, compute_server: u16, make: impl Fn() -> S) -> ClientSides<K, S> {
         let numbers = match &self.boundaries {
             None => compute_server..=compute_server,
             Some(boundaries) => 0..=boundaries.len() as u16,
@@ -71,7 +71,7 @@ impl<K: Ord, S> AllSides<K, S> {
         let mut by_server = lock(&self.by_server);
         let mut side = |number| by_server.entry(number).or_insert_with(|| Arc::new(make())).clone();
         let of = numbers.map(&mut side).collect();
-        Sides { boundaries: self.boundaries.clone().unwrap_or_default(), of }
+        ClientSides { boundaries: self.boundaries.clone().unwrap_or_default(), of }
     }
 
     /// The sum of the sides' sizes.
@@ -114,12 +114,12 @@ impl<K: Ord, S> AllSides<K, S> {
 /// The sides that one client takes: that of its compute server for all keys, or for each key that
 /// of its owner.
 #[derive(Debug)]
-pub(crate) struct Sides<K, S> {
+pub(crate) struct ClientSides<K, S> {
     boundaries: Arc<Vec<K>>,
     of: Vec<Arc<S>>,
 }
 
-impl<K, S> Sides<K, S> {
+impl<K, S> ClientSides<K, S> {
     /// The number of the side of the keys that begin at the last boundary for which `begins` holds.
     /// It holds for the boundaries up to some key.
     #[inline]

@@ -8,9 +8,9 @@
 //! *Thread safety*: [`BackgroundTasks`] is shared by all threads of a run; the rest are plain
 //! values.
 
-use super::changes::{AppliedChange, Change, PlannedChange, Reshaping};
-use super::moment::{Due, Gate};
-use super::{Amount, BenchError, Brought, Measurement, Run};
+use super::changes::{AppliedChange, PlannedChange, Reshaping, TopologyChange};
+use super::moment::{ClientBarrier, DueMoment};
+use super::{BenchError, BenchRun, Measurement, TaskResult, WorkAmount};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
 use farleaf_index::{Background, IndexAdmin, IndexError, Reshape, Reshaped};
@@ -25,31 +25,31 @@ const LONG_NAP_NS: u64 = 5_000_000;
 
 /// State that the background tasks share with the clients of a run.
 pub(super) struct BackgroundTasks<'a> {
-    run: &'a Run,
+    run: &'a BenchRun,
     /// Number of operations that the first client has completed. Moments given as a share of the
     /// operations refer to this count.
     done: AtomicU64,
-    amount: Amount,
+    amount: WorkAmount,
     at_work: AtomicUsize,
 }
 
 /// Counts a client as working until dropped.
-pub(super) struct AtWork<'a>(&'a AtomicUsize);
+pub(super) struct WorkingClientGuard<'a>(&'a AtomicUsize);
 
-impl<'a> AtWork<'a> {
+impl<'a> WorkingClientGuard<'a> {
     pub(super) fn new(background: &'a BackgroundTasks<'_>) -> Self {
         Self(&background.at_work)
     }
 }
 
-impl Drop for AtWork<'_> {
+impl Drop for WorkingClientGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl<'a> BackgroundTasks<'a> {
-    pub(super) fn new(run: &'a Run, clients: usize) -> Self {
+    pub(super) fn new(run: &'a BenchRun, clients: usize) -> Self {
         let amount = run.amount.share(0, clients);
         Self { run, done: AtomicU64::new(0), amount, at_work: AtomicUsize::new(clients) }
     }
@@ -61,15 +61,15 @@ impl<'a> BackgroundTasks<'a> {
         let balancer = self.run.compute_servers + spare_compute_servers;
         let writers = (0..balancer).flat_map(|server| (0..*write_back).map(move |_| server));
         let server_of = |planned: &PlannedChange| match planned.change {
-            Change::Move { from, .. } => from,
-            Change::AddMemoryServer => 0,
+            TopologyChange::Move { from, .. } => from,
+            TopologyChange::AddMemoryServer => 0,
         };
         changes.iter().map(server_of).chain(balance.then_some(balancer)).chain(writers)
     }
 
     /// The counter to which this client publishes its operation count, if tasks wait for it.
     pub(super) fn clock(&self, client: usize) -> Option<&AtomicU64> {
-        let by_operations = matches!(self.amount, Amount::Operations(_));
+        let by_operations = matches!(self.amount, WorkAmount::Operations(_));
         let goes_by = client == 0 && by_operations && !self.run.reshaping.changes.is_empty();
         goes_by.then_some(&self.done)
     }
@@ -83,16 +83,16 @@ impl<'a> BackgroundTasks<'a> {
         &self,
         fabric: &F,
         index: &I,
-        gate: &Gate,
+        gate: &ClientBarrier,
         task: usize,
-    ) -> Result<Brought, BenchError>
+    ) -> Result<TaskResult, BenchError>
     where
         F: Fabric,
         I: IndexAdmin<Key = u64, Value = u64>,
     {
         let Reshaping { balance, changes, .. } = &self.run.reshaping;
         match task < changes.len() + usize::from(*balance) {
-            true => Ok(Brought::Changes(self.reshape(fabric, index, gate, task).await)),
+            true => Ok(TaskResult::Changes(self.reshape(fabric, index, gate, task).await)),
             false => self.write_back(fabric, index, gate).await,
         }
     }
@@ -103,8 +103,8 @@ impl<'a> BackgroundTasks<'a> {
         &self,
         fabric: &F,
         index: &I,
-        gate: &Gate,
-    ) -> Result<Brought, BenchError>
+        gate: &ClientBarrier,
+    ) -> Result<TaskResult, BenchError>
     where
         F: Fabric,
         I: IndexAdmin<Key = u64, Value = u64>,
@@ -119,7 +119,7 @@ impl<'a> BackgroundTasks<'a> {
         let mut cost = Measurement::new();
         cost.counters = fabric.counters().snapshot() - counters;
         cost.cache = index.cache_counters() - cache;
-        Ok(Brought::Cost(Box::new(cost)))
+        Ok(TaskResult::Cost(Box::new(cost)))
     }
 
     /// Makes the planned change with this number, or runs the balancer.
@@ -127,7 +127,7 @@ impl<'a> BackgroundTasks<'a> {
         &self,
         fabric: &F,
         index: &I,
-        gate: &Gate,
+        gate: &ClientBarrier,
         task: usize,
     ) -> Vec<AppliedChange>
     where
@@ -181,7 +181,7 @@ impl<'a> BackgroundTasks<'a> {
         F: Fabric,
         I: IndexAdmin<Key = u64, Value = u64>,
     {
-        let Due { operations, ns } = planned.at.due(self.amount, origin_ns);
+        let DueMoment { operations, ns } = planned.at.due(self.amount, origin_ns);
         loop {
             let now_ns = fabric.now_ns();
             if now_ns >= ns || self.done.load(Ordering::Acquire) >= operations {
@@ -209,10 +209,10 @@ impl<'a> BackgroundTasks<'a> {
 
 /// Translates a planned change for the index. The moving keys are at the end of the range that is
 /// nearer to the receiver's range.
-fn reshape<I: IndexAdmin<Key = u64>>(index: &I, change: Change) -> Reshape<u64> {
+fn reshape<I: IndexAdmin<Key = u64>>(index: &I, change: TopologyChange) -> Reshape<u64> {
     let (from, to, part) = match change {
-        Change::AddMemoryServer => return Reshape::AddMemoryServer,
-        Change::Move { from, to, part } => (from, to, part),
+        TopologyChange::AddMemoryServer => return Reshape::AddMemoryServer,
+        TopologyChange::Move { from, to, part } => (from, to, part),
     };
     let range = |compute_server: u16| {
         index.owned_by(compute_server).map(|(low, high)| {

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::moment::Moment;
+use super::moment::MeasurementMoment;
 use crate::units::duration;
 use farleaf_index::{IndexError, Reshaped};
 
@@ -10,7 +10,7 @@ use farleaf_index::{IndexError, Reshaped};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reshaping {
     /// Compute servers that own no keys at first. They have clients only if
-    /// [`super::Run::own_keys`] is set.
+    /// [`super::BenchRun::own_keys`] is set.
     pub spare_compute_servers: u16,
     /// Runs a balancer during the measurement.
     pub balance: bool,
@@ -25,14 +25,14 @@ pub struct Reshaping {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlannedChange {
     /// When to make it.
-    pub at: Moment,
+    pub at: MeasurementMoment,
     /// The change to make.
-    pub change: Change,
+    pub change: TopologyChange,
 }
 
 /// A change of the compute side or of the pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Change {
+pub enum TopologyChange {
     /// Moves keys from one compute server to another.
     Move {
         /// The compute server that gives up keys.
@@ -53,7 +53,7 @@ pub struct AppliedChange {
     /// Whether the balancer made the change.
     pub by_balancer: bool,
     /// The planned change; `None` if the balancer decided on it.
-    pub change: Option<Change>,
+    pub change: Option<TopologyChange>,
     /// The cost of the change, or the error.
     pub outcome: Result<Reshaped, IndexError>,
 }
@@ -67,7 +67,7 @@ impl AppliedChange {
                 format!("keys move {from} to {to} ({took}, {bytes_written} bytes written)")
             }
             (Ok(_), _) => "memory server added".to_owned(),
-            (Err(error), Some(Change::Move { from, to, .. })) => {
+            (Err(error), Some(TopologyChange::Move { from, to, .. })) => {
                 format!("keys do not move {from} to {to}: {error}")
             }
             (Err(error), _) => format!("no change: {error}"),

@@ -2,30 +2,30 @@
 //!
 //! *Thread safety*: belongs to its thread.
 
-use super::block::Block;
-use super::moment::Due;
-use super::{Amount, Measurement, PROGRESS_EVERY, Progress, Run};
-use crate::timeline::Recorder;
-use crate::workload::{Operation, OperationStream};
+use super::block::OperationBlock;
+use super::moment::DueMoment;
+use super::{BenchRun, Measurement, PROGRESS_EVERY, ProgressCallback, WorkAmount};
+use crate::timeline::TimelineRecorder;
+use crate::workload::{OperationStream, WorkloadOperation};
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Fabric, Work};
-use farleaf_index::{IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_index::{IndexAdmin, IndexError, RangeIndex, ScanResult};
 use rustix::time::{ClockId, clock_gettime};
 use std::ops::Bound;
 
 /// The state of one client's loop.
-pub(super) struct Client<'a, F> {
+pub(super) struct ClientLoop<'a, F> {
     pub(super) fabric: &'a F,
     pub(super) stream: OperationStream,
     pub(super) measured: Measurement,
-    pub(super) progress: Progress<'a>,
+    pub(super) progress: ProgressCallback<'a>,
     pub(super) compute_server: u16,
     /// When the hotspot should shift, and how far.
-    pub(super) shift: Option<(Due, f64)>,
+    pub(super) shift: Option<(DueMoment, f64)>,
     /// When it shifted.
     pub(super) shifted_at_ns: Option<u64>,
     /// The client's part of the timeline, if one is recorded.
-    pub(super) recorder: Option<Recorder>,
+    pub(super) recorder: Option<TimelineRecorder>,
     /// Where the client publishes its operation count, if background tasks wait for it.
     pub(super) clock: Option<&'a AtomicU64>,
     /// Whether to request only keys that the client's compute server owns.
@@ -33,22 +33,22 @@ pub(super) struct Client<'a, F> {
     /// Maximum number of single-key operations per call of the index.
     pub(super) batch: usize,
     /// Operations drawn ahead.
-    pub(super) block: Block,
+    pub(super) block: OperationBlock,
     /// The operations of the current call, if it executes several.
-    pub(super) together: Vec<Operation>,
+    pub(super) together: Vec<WorkloadOperation>,
     /// Time, and processor time of this thread, spent on drawing.
     pub(super) drawing_ns: u64,
     pub(super) drawing_cpu_ns: u64,
 }
 
-impl<'a, F: Fabric> Client<'a, F> {
+impl<'a, F: Fabric> ClientLoop<'a, F> {
     /// Creates a client of `run` on this compute server.
     pub(super) fn new(
         fabric: &'a F,
         stream: OperationStream,
-        run: &Run,
+        run: &BenchRun,
         compute_server: u16,
-        progress: Progress<'a>,
+        progress: ProgressCallback<'a>,
     ) -> Self {
         Self {
             fabric,
@@ -62,21 +62,21 @@ impl<'a, F: Fabric> Client<'a, F> {
             clock: None,
             own_keys: run.own_keys,
             batch: run.batch.max(1),
-            block: Block::default(),
+            block: OperationBlock::default(),
             together: Vec::new(),
             drawing_ns: 0,
             drawing_cpu_ns: 0,
         }
     }
 
-    pub(super) async fn work<I>(&mut self, index: &I, amount: Amount)
+    pub(super) async fn work<I>(&mut self, index: &I, amount: WorkAmount)
     where
         I: IndexAdmin<Key = u64, Value = u64>,
     {
         let start_ns = self.fabric.now_ns();
         let (operations, until_ns) = match amount {
-            Amount::Operations(operations) => (operations, u64::MAX),
-            Amount::Nanoseconds(ns) => (u64::MAX, start_ns.saturating_add(ns)),
+            WorkAmount::Operations(operations) => (operations, u64::MAX),
+            WorkAmount::Nanoseconds(ns) => (u64::MAX, start_ns.saturating_add(ns)),
         };
         let mut done = 0;
         let mut now_ns = start_ns;
@@ -117,7 +117,7 @@ impl<'a, F: Fabric> Client<'a, F> {
     }
 }
 
-impl<F: Fabric> Client<'_, F> {
+impl<F: Fabric> ClientLoop<'_, F> {
     /// Whether the client's compute server owns any keys.
     fn owns_something<I: IndexAdmin<Key = u64>>(&self, index: &I) -> bool {
         index.owned_by(self.compute_server).is_some()
@@ -129,7 +129,7 @@ impl<F: Fabric> Client<'_, F> {
         // A draw may depend on time, on the owners of keys, or on earlier operations.
         let shifts_by_time = self.shift.is_some_and(|(due, _)| due.ns < u64::MAX);
         let is_hasty = shifts_by_time || self.own_keys || self.stream.follows_insertions();
-        let length = if is_hasty { self.batch } else { Block::length(self.batch) };
+        let length = if is_hasty { self.batch } else { OperationBlock::length(self.batch) };
         let until_shift = self.shift.map_or(u64::MAX, |(due, _)| due.operations - done);
         let count = most.min(until_shift).min(length as u64).max(1) as usize;
         let (own_keys, me) = (self.own_keys, self.compute_server);
@@ -177,7 +177,7 @@ impl<F: Fabric> Client<'_, F> {
         I: IndexAdmin<Key = u64, Value = u64>,
     {
         let together = std::mem::take(&mut self.together);
-        let edits: Vec<_> = together.iter().filter_map(Operation::edit).collect();
+        let edits: Vec<_> = together.iter().filter_map(WorkloadOperation::edit).collect();
         charge(self.fabric, edits.len()).await;
         let outcomes = index.execute_all(&edits).await;
         let now_ns = self.fabric.now_ns();
@@ -196,12 +196,12 @@ impl<F: Fabric> Client<'_, F> {
     #[inline]
     fn ended(
         &mut self,
-        drawn: Option<Operation>,
+        drawn: Option<WorkloadOperation>,
         owner: Option<u16>,
         result: Result<bool, IndexError>,
         times: (u64, u64),
     ) {
-        if let (Some(Operation::Insert { .. }), Ok(true)) = (drawn, &result) {
+        if let (Some(WorkloadOperation::Insert { .. }), Ok(true)) = (drawn, &result) {
             self.stream.inserted();
             self.measured.inserted += 1;
         }
@@ -215,13 +215,13 @@ impl<F: Fabric> Client<'_, F> {
 }
 
 /// Draws operations until the first key of one is owned by compute server `me`, or until
-/// [`MOST_DRAWN`] have been drawn.
-fn next_of<I>(me: u16, stream: &mut OperationStream, index: &I) -> Option<Operation>
+/// [`MAX_DRAWN`] have been drawn.
+fn next_of<I>(me: u16, stream: &mut OperationStream, index: &I) -> Option<WorkloadOperation>
 where
     I: IndexAdmin<Key = u64>,
 {
     let mut operation = stream.next();
-    for _ in 0..MOST_DRAWN {
+    for _ in 0..MAX_DRAWN {
         let drawn = operation?;
         let owner = first_key(&drawn, stream.batch()).and_then(|key| index.compute_server_of(&key));
         if owner.is_none_or(|owner| owner == me) {
@@ -242,20 +242,20 @@ pub(super) fn thread_cpu_ns() -> u64 {
 const NAP_NS: u64 = 20_000;
 
 /// Limit on draws in search of an operation on an owned key. After that, the client takes any key.
-const MOST_DRAWN: u32 = 1_000;
+const MAX_DRAWN: u32 = 1_000;
 
-pub fn first_key(operation: &Operation, batch: &[u64]) -> Option<u64> {
+pub fn first_key(operation: &WorkloadOperation, batch: &[u64]) -> Option<u64> {
     match operation {
-        Operation::Get { key }
-        | Operation::Insert { key, .. }
-        | Operation::Update { key, .. }
-        | Operation::Upsert { key, .. }
-        | Operation::Remove { key }
-        | Operation::CompareExchange { key, .. }
-        | Operation::ReadModifyWrite { key, .. }
-        | Operation::Scan { from: key, .. }
-        | Operation::ScanInterval { from: key, .. } => Some(*key),
-        Operation::MultiGet => batch.first().copied(),
+        WorkloadOperation::Get { key }
+        | WorkloadOperation::Insert { key, .. }
+        | WorkloadOperation::Update { key, .. }
+        | WorkloadOperation::Upsert { key, .. }
+        | WorkloadOperation::Remove { key }
+        | WorkloadOperation::CompareExchange { key, .. }
+        | WorkloadOperation::ReadModifyWrite { key, .. }
+        | WorkloadOperation::Scan { from: key, .. }
+        | WorkloadOperation::ScanInterval { from: key, .. } => Some(*key),
+        WorkloadOperation::MultiGet => batch.first().copied(),
     }
 }
 
@@ -268,7 +268,7 @@ async fn charge<F: Fabric>(fabric: &F, operations: usize) {
 }
 
 /// Executes one operation. Returns whether it had the desired result: a record, or, for an
-/// insertion, no existing record. `batch` has the keys of [`Operation::MultiGet`].
+/// insertion, no existing record. `batch` has the keys of [`WorkloadOperation::MultiGet`].
 ///
 /// # Errors
 /// Those of the index. In a read-modify-write, only the write can be indeterminate.
@@ -276,31 +276,31 @@ async fn charge<F: Fabric>(fabric: &F, operations: usize) {
 pub async fn execute<F, I>(
     fabric: &F,
     index: &I,
-    operation: Operation,
+    operation: WorkloadOperation,
     batch: &[u64],
 ) -> Result<bool, IndexError>
 where
     F: Fabric,
     I: RangeIndex<Key = u64, Value = u64>,
 {
-    let keys = if matches!(operation, Operation::MultiGet) { batch.len() } else { 1 };
+    let keys = if matches!(operation, WorkloadOperation::MultiGet) { batch.len() } else { 1 };
     charge(fabric, keys).await;
     Ok(match operation {
-        Operation::Get { key } => index.get(&key).await?.is_some(),
-        Operation::ReadModifyWrite { key, value } => {
+        WorkloadOperation::Get { key } => index.get(&key).await?.is_some(),
+        WorkloadOperation::ReadModifyWrite { key, value } => {
             if index.get(&key).await?.is_none() {
                 return Ok(false);
             }
             charge(fabric, 1).await;
             index.update(&key, &value).await?
         }
-        Operation::Scan { from, limit, reverse } => {
+        WorkloadOperation::Scan { from, limit, reverse } => {
             !index.scan(&scan_from(from, limit, reverse)).await?.is_empty()
         }
-        Operation::ScanInterval { from, below } => {
-            !index.scan(&Scan::range(from..below)).await?.is_empty()
+        WorkloadOperation::ScanInterval { from, below } => {
+            !index.scan(&ScanResult::range(from..below)).await?.is_empty()
         }
-        Operation::MultiGet => index.multi_get(batch).await?.iter().all(Option::is_some),
+        WorkloadOperation::MultiGet => index.multi_get(batch).await?.iter().all(Option::is_some),
         change => match change.edit() {
             Some(edit) => index.execute(edit).await?.applied,
             None => unreachable!("all other operations change a single key"),
@@ -309,10 +309,10 @@ where
 }
 
 /// A scan of at most `limit` records that starts at `from`, ascending or descending.
-pub fn scan_from(from: u64, limit: u32, reverse: bool) -> Scan<u64> {
+pub fn scan_from(from: u64, limit: u32, reverse: bool) -> ScanResult<u64> {
     let (lower, upper) = match reverse {
         false => (Bound::Included(from), Bound::Unbounded),
         true => (Bound::Unbounded, Bound::Included(from)),
     };
-    Scan { lower, upper, reverse, limit: limit as usize }
+    ScanResult { lower, upper, reverse, limit: limit as usize }
 }

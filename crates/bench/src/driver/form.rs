@@ -2,12 +2,12 @@
 //!
 //! *Thread safety*: plain values.
 
-use crate::strings::Strings;
+use crate::strings::StringForm;
 use farleaf_index::{ByName, IndexAdmin};
 use farleaf_page::{Bytes, Fixed8, Layout};
 
 /// The form of keys and values in an index. The driver refers to them by number.
-pub trait Form: Clone + Send + Sync + 'static {
+pub trait KeyValueForm: Clone + Send + Sync + 'static {
     /// The layout of the index's pages.
     type Layout: Layout;
 
@@ -19,9 +19,9 @@ pub trait Form: Clone + Send + Sync + 'static {
 
 /// Numbers of 8 bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Numbers;
+pub struct NumberForm;
 
-impl Form for Numbers {
+impl KeyValueForm for NumberForm {
     type Layout = Fixed8;
 
     fn by_number<I: IndexAdmin<Key = u64, Value = u64>>(
@@ -32,7 +32,7 @@ impl Form for Numbers {
     }
 }
 
-impl<const WORDS: usize> Form for Strings<WORDS> {
+impl<const WORDS: usize> KeyValueForm for StringForm<WORDS> {
     type Layout = Bytes<WORDS>;
 
     fn by_number<I: IndexAdmin<Key = [u8], Value = [u8]>>(

@@ -2,14 +2,14 @@
 //!
 //! *Thread safety*: a plain value.
 
-use farleaf_index::{IndexAdmin, IndexError, RangeIndex, Records, Scan};
-use farleaf_page::{Answer, LeafEdit};
+use farleaf_index::{IndexAdmin, IndexError, KeyedRecords, RangeIndex, ScanResult};
+use farleaf_page::{EditAnswer, LeafEdit};
 
 /// Every operation succeeds immediately, and every key is present.
 #[derive(Debug)]
-pub(super) struct Idle;
+pub(super) struct IdleIndex;
 
-impl RangeIndex for Idle {
+impl RangeIndex for IdleIndex {
     type Key = u64;
     type Value = u64;
 
@@ -17,20 +17,20 @@ impl RangeIndex for Idle {
         Ok(Some(*key))
     }
 
-    async fn execute(&self, edit: LeafEdit<&u64, &u64>) -> Result<Answer<u64>, IndexError> {
-        Ok(Answer { applied: true, found: Some(*edit.key) })
+    async fn execute(&self, edit: LeafEdit<&u64, &u64>) -> Result<EditAnswer<u64>, IndexError> {
+        Ok(EditAnswer { applied: true, found: Some(*edit.key) })
     }
 
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&u64, &u64>],
-    ) -> Vec<Result<Answer<u64>, IndexError>> {
+    ) -> Vec<Result<EditAnswer<u64>, IndexError>> {
         let applied =
-            |edit: &LeafEdit<&u64, &u64>| Answer { applied: true, found: Some(*edit.key) };
+            |edit: &LeafEdit<&u64, &u64>| EditAnswer { applied: true, found: Some(*edit.key) };
         edits.iter().map(|edit| Ok(applied(edit))).collect()
     }
 
-    async fn scan(&self, _scan: &Scan<u64>) -> Result<Records<u64, u64>, IndexError> {
+    async fn scan(&self, _scan: &ScanResult<u64>) -> Result<KeyedRecords<u64, u64>, IndexError> {
         Ok(Vec::new())
     }
 
@@ -47,7 +47,7 @@ impl RangeIndex for Idle {
     }
 }
 
-impl IndexAdmin for Idle {
+impl IndexAdmin for IdleIndex {
     async fn collect(&self) -> Result<(), IndexError> {
         Ok(())
     }

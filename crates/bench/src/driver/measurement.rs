@@ -80,7 +80,7 @@ impl Measurement {
                 self.lookups += u64::from(is_lookup);
                 self.found += u64::from(is_lookup && found);
                 self.misses += u64::from(!found);
-                let latency_ns = latency_ns.min(LONGEST_LATENCY_NS);
+                let latency_ns = latency_ns.min(MAX_LATENCY_NS);
                 self.latency_ns.record(latency_ns).expect("the histogram grows");
             }
             Err(error) => self.record_error(error),
@@ -109,4 +109,4 @@ impl Measurement {
 }
 
 /// Upper bound of recorded latencies, one hour. Longer ones are recorded as one hour.
-const LONGEST_LATENCY_NS: u64 = 3_600_000_000_000;
+const MAX_LATENCY_NS: u64 = 3_600_000_000_000;

@@ -24,28 +24,28 @@ mod idle;
 mod measurement;
 mod moment;
 
-pub use changes::{AppliedChange, Change, PlannedChange, Reshaping};
+pub use changes::{AppliedChange, PlannedChange, Reshaping, TopologyChange};
 pub use client::{execute, first_key, scan_from};
-pub use form::{Form, Numbers};
+pub use form::{KeyValueForm, NumberForm};
 pub use measurement::Measurement;
-pub use moment::{Due, Moment};
+pub use moment::{DueMoment, MeasurementMoment};
 
 use crate::keys::KeySpace;
-use crate::timeline::{Interval, Recorder, Timeline};
+use crate::timeline::{Interval, Timeline, TimelineRecorder};
 use crate::workload::{
-    Distribution, Harness, Inserted, Mix, Operation, OperationStream, StreamConfig,
+    Distribution, Harness, InsertedCounts, Mix, OperationStream, StreamConfig, WorkloadOperation,
 };
-use background::{AtWork, BackgroundTasks};
-use client::{Client, thread_cpu_ns};
+use background::{BackgroundTasks, WorkingClientGuard};
+use client::{ClientLoop, thread_cpu_ns};
 use farleaf_fabric::AnyCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, RegionError, ServerId};
-use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, Scan};
+use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, ScanResult};
 use farleaf_page::Layout;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_pool::wire::Usage;
-use idle::Idle;
-use moment::Gate;
+use idle::IdleIndex;
+use moment::ClientBarrier;
 use std::cell::{Cell, RefCell};
 use thiserror::Error;
 
@@ -90,14 +90,14 @@ pub enum BenchError {
 
 /// The amount of work in a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Amount {
+pub enum WorkAmount {
     /// This many operations, by all clients together.
     Operations(u64),
     /// Operations for this many nanoseconds of fabric time.
     Nanoseconds(u64),
 }
 
-impl Amount {
+impl WorkAmount {
     /// A twentieth of this amount, for the warm-up.
     fn twentieth(self) -> Self {
         match self {
@@ -121,7 +121,7 @@ impl Amount {
 
 /// The clients of a run and their work.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct BenchRun {
     /// How clients draw their operations.
     pub stream: StreamConfig,
     /// Number of compute servers, without spare ones.
@@ -129,7 +129,7 @@ pub struct Run {
     /// Clients per compute server, each on its own thread.
     pub threads: u16,
     /// The amount to measure. A warm-up of a twentieth of this amount precedes it.
-    pub amount: Amount,
+    pub amount: WorkAmount,
     /// When and how far the popular keys shift, if they do.
     pub shift: Option<HotspotShift>,
     /// How to choose the intervals of the timeline, if one is recorded.
@@ -145,10 +145,10 @@ pub struct Run {
     pub reshaping: Reshaping,
 }
 
-impl Run {
+impl BenchRun {
     /// The same clients with another amount of work and no changes.
     #[must_use]
-    pub fn only(&self, amount: Amount) -> Self {
+    pub fn only(&self, amount: WorkAmount) -> Self {
         let spare_compute_servers = self.reshaping.spare_compute_servers;
         let write_back = self.reshaping.write_back;
         let reshaping = Reshaping { spare_compute_servers, write_back, ..Reshaping::default() };
@@ -160,7 +160,7 @@ impl Run {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HotspotShift {
     /// When it happens.
-    pub at: Moment,
+    pub at: MeasurementMoment,
     /// How far the keys shift, as a fraction of all keys ([`OperationStream::shift_hotspot`]).
     pub by: f64,
 }
@@ -169,10 +169,10 @@ pub struct HotspotShift {
 const PROGRESS_EVERY: u64 = 4096;
 
 /// Called with the number of records or operations that some client has done since its last call.
-pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
+pub type ProgressCallback<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// A cluster that holds one index.
-pub struct Testbed<D: Design<O::Layout>, O: Form = Numbers> {
+pub struct Testbed<D: Design<O::Layout>, O: KeyValueForm = NumberForm> {
     cluster: AnyCluster<MemoryServer<O::Layout>>,
     services: Vec<Arc<MemoryServer<O::Layout>>>,
     form: O,
@@ -199,21 +199,21 @@ pub fn memory_servers<L: Layout>(
     (0..count).map(server).collect()
 }
 
-impl<D: Design<<Numbers as Form>::Layout>> Testbed<D> {
+impl<D: Design<<NumberForm as KeyValueForm>::Layout>> Testbed<D> {
     /// Starts the memory servers and creates an empty index of numbers on them.
     ///
     /// # Errors
     /// [`BenchError::Create`].
     pub fn start(
         provider: &impl Provider,
-        services: Vec<Arc<MemoryServer<<Numbers as Form>::Layout>>>,
+        services: Vec<Arc<MemoryServer<<NumberForm as KeyValueForm>::Layout>>>,
         options: &D::Options,
     ) -> Result<Self, BenchError> {
-        Self::start_with(provider, services, options, Numbers)
+        Self::start_with(provider, services, options, NumberForm)
     }
 }
 
-impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
+impl<D: Design<O::Layout>, O: KeyValueForm> Testbed<D, O> {
     /// Starts the memory servers and creates an empty index on them, with keys of this form.
     ///
     /// # Errors
@@ -241,7 +241,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
         &mut self,
         keys: &KeySpace,
         fill: f64,
-        progress: Progress<'_>,
+        progress: ProgressCallback<'_>,
     ) -> Result<u64, BenchError> {
         let compute = &self.compute;
         let form = &self.form;
@@ -270,18 +270,22 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     ///
     /// # Errors
     /// Those of [`Self::measure`] and [`Self::settle`], and [`BenchError::Load`].
-    pub fn fill(&mut self, run: &Run, progress: Progress<'_>) -> Result<(), BenchError> {
+    pub fn fill(
+        &mut self,
+        run: &BenchRun,
+        progress: ProgressCallback<'_>,
+    ) -> Result<(), BenchError> {
         let clients = u64::from(run.compute_servers) * u64::from(run.threads);
         let keys = run.stream.keys.len();
         // With the warm-up, each client has its share of all keys, also if shares are rounded down.
-        let amount = Amount::Operations(keys / 21 * 20 + 21 * (clients + 1));
+        let amount = WorkAmount::Operations(keys / 21 * 20 + 21 * (clients + 1));
         let stream = StreamConfig {
             mix: Mix::fill(),
             distribution: Distribution::Uniform,
             harness: Harness::default(),
             ..run.stream.clone()
         };
-        let filler = Run { stream, batch: 1, own_keys: false, ..run.only(amount) };
+        let filler = BenchRun { stream, batch: 1, own_keys: false, ..run.only(amount) };
         if let Some(error) = self.measure(&filler, progress)?.first_error {
             return Err(BenchError::Load(error));
         }
@@ -336,8 +340,8 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     /// operations are counted instead.
     pub fn measure(
         &mut self,
-        run: &Run,
-        progress: Progress<'_>,
+        run: &BenchRun,
+        progress: ProgressCallback<'_>,
     ) -> Result<Measurement, BenchError> {
         let servers = match run.own_keys {
             true => run.compute_servers + run.reshaping.spare_compute_servers,
@@ -347,11 +351,11 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
             .flat_map(|compute_server| (0..run.threads).map(move |_| compute_server))
             .collect();
         let clients = compute_servers.len();
-        let inserted = Arc::new(Inserted::new(clients, self.next_number));
+        let inserted = Arc::new(InsertedCounts::new(clients, self.next_number));
         let number_of_run = self.runs;
         self.runs += 1;
         let background = BackgroundTasks::new(run, clients);
-        let gate = Gate::new(clients);
+        let gate = ClientBarrier::new(clients);
         let (compute, form) = (&self.compute, &self.form);
         let endpoints: Vec<u16> =
             compute_servers.iter().copied().chain(background.endpoints()).collect();
@@ -360,10 +364,11 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
                 let opened = open::<D, _, O>(fabric.clone(), compute, form).await;
                 return background.run(&fabric, &opened?, &gate, task).await;
             }
-            let _at_work = AtWork::new(&background);
+            let _at_work = WorkingClientGuard::new(&background);
             let opened = open::<D, _, O>(fabric.clone(), compute, form).await;
             let stream = OperationStream::for_run(&run.stream, number_of_run, number, &inserted);
-            let mut client = Client::new(&fabric, stream, run, compute_servers[number], progress);
+            let mut client =
+                ClientLoop::new(&fabric, stream, run, compute_servers[number], progress);
             if let Ok(index) = &opened {
                 client.work(index, run.amount.twentieth().share(number, clients)).await;
             }
@@ -376,8 +381,9 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
             let amount = run.amount.share(number, clients);
             client.shift = run.shift.map(|shift| (shift.at.due(amount, origin_ns), shift.by));
             let servers = run.compute_servers + run.reshaping.spare_compute_servers;
-            client.recorder =
-                run.timeline.map(|interval| Recorder::new(interval, origin_ns, servers, clients));
+            client.recorder = run
+                .timeline
+                .map(|interval| TimelineRecorder::new(interval, origin_ns, servers, clients));
             client.clock = background.clock(number);
             (client.drawing_ns, client.drawing_cpu_ns) = (0, 0);
             let cpu_begin_ns = thread_cpu_ns();
@@ -387,7 +393,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
             measured.cpu_ns = cpu_ns.saturating_sub(client.drawing_cpu_ns);
             measured.counters = fabric.counters().snapshot() - before;
             measured.cache = index.cache_counters() - cache_before;
-            Ok(Brought::Client(Box::new(Outcome {
+            Ok(TaskResult::Client(Box::new(ClientOutcome {
                 measured,
                 origin_ns,
                 start_ns,
@@ -406,18 +412,18 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     ///
     /// # Errors
     /// [`BenchError::NotStarted`].
-    pub fn harness_cpu_ns(&self, run: &Run) -> Result<f64, BenchError> {
+    pub fn harness_cpu_ns(&self, run: &BenchRun) -> Result<f64, BenchError> {
         const OPERATIONS: u64 = 200_000;
         let (runs, next_number) = (self.runs, self.next_number);
         let spent = self.cluster.try_run_one(async |fabric| {
-            let inserted = Arc::new(Inserted::new(1, next_number));
+            let inserted = Arc::new(InsertedCounts::new(1, next_number));
             let stream = OperationStream::for_run(&run.stream, runs, 0, &inserted);
-            let run = Run { own_keys: false, ..run.clone() };
-            let mut client = Client::new(&fabric, stream, &run, 0, &|_| ());
-            client.work(&Idle, Amount::Operations(OPERATIONS / 20)).await;
+            let run = BenchRun { own_keys: false, ..run.clone() };
+            let mut client = ClientLoop::new(&fabric, stream, &run, 0, &|_| ());
+            client.work(&IdleIndex, WorkAmount::Operations(OPERATIONS / 20)).await;
             client.drawing_cpu_ns = 0;
             let begin_ns = thread_cpu_ns();
-            client.work(&Idle, Amount::Operations(OPERATIONS)).await;
+            client.work(&IdleIndex, WorkAmount::Operations(OPERATIONS)).await;
             let spent_ns = (thread_cpu_ns() - begin_ns).saturating_sub(client.drawing_cpu_ns);
             spent_ns as f64 / OPERATIONS as f64
         });
@@ -430,8 +436,8 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     /// [`BenchError::Open`]. Failed operations are counted instead.
     pub fn replay(
         &self,
-        operations: &[Operation],
-        progress: Progress<'_>,
+        operations: &[WorkloadOperation],
+        progress: ProgressCallback<'_>,
     ) -> Result<Measurement, BenchError> {
         let (compute, form) = (&self.compute, &self.form);
         self.cluster.try_run_one(async |fabric| {
@@ -470,7 +476,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
     ///
     /// # Errors
     /// [`BenchError::Open`] or [`BenchError::Read`].
-    pub fn scan(&self, scan: &Scan<u64>) -> Result<Vec<(u64, u64)>, BenchError> {
+    pub fn scan(&self, scan: &ScanResult<u64>) -> Result<Vec<(u64, u64)>, BenchError> {
         let (compute, form) = (&self.compute, &self.form);
         self.cluster.try_run_one(async |fabric| {
             let index = open::<D, _, O>(fabric, compute, form).await?;
@@ -505,7 +511,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
 
     fn sum(
         &mut self,
-        outcomes: Vec<Option<Result<Brought, BenchError>>>,
+        outcomes: Vec<Option<Result<TaskResult, BenchError>>>,
     ) -> Result<Measurement, BenchError> {
         let mut sum = Measurement::new();
         let (mut origin_ns, mut start_ns, mut end_ns) = (0, u64::MAX, 0);
@@ -516,12 +522,12 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
         let mut shifted_at_ns: Option<u64> = None;
         for (client, outcome) in outcomes.into_iter().enumerate() {
             let outcome = match outcome.ok_or(BenchError::ClientDied { client })?? {
-                Brought::Client(outcome) => *outcome,
-                Brought::Changes(made) => {
+                TaskResult::Client(outcome) => *outcome,
+                TaskResult::Changes(made) => {
                     sum.changes.extend(made);
                     continue;
                 }
-                Brought::Cost(cost) => {
+                TaskResult::Cost(cost) => {
                     sum.add(*cost);
                     continue;
                 }
@@ -553,7 +559,7 @@ impl<D: Design<O::Layout>, O: Form> Testbed<D, O> {
 }
 
 /// Opens the index, wrapped as one of numbers.
-async fn open<D: Design<O::Layout>, F: Fabric, O: Form>(
+async fn open<D: Design<O::Layout>, F: Fabric, O: KeyValueForm>(
     fabric: F,
     compute: &D::Compute,
     form: &O,
@@ -562,15 +568,15 @@ async fn open<D: Design<O::Layout>, F: Fabric, O: Form>(
 }
 
 /// The result of one task of a run.
-enum Brought {
-    Client(Box<Outcome>),
+enum TaskResult {
+    Client(Box<ClientOutcome>),
     Changes(Vec<AppliedChange>),
     /// The cost of writing back by age, which counts towards the operations' cost.
     Cost(Box<Measurement>),
 }
 
 /// The result of one client.
-struct Outcome {
+struct ClientOutcome {
     measured: Measurement,
     origin_ns: u64,
     start_ns: u64,
@@ -578,5 +584,5 @@ struct Outcome {
     drawing_ns: u64,
     next_number: u64,
     shifted_at_ns: Option<u64>,
-    recorder: Option<Recorder>,
+    recorder: Option<TimelineRecorder>,
 }

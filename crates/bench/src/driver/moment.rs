@@ -1,14 +1,14 @@
 //! Moments of a run, and the gate at which its time begins.
 //!
-//! *Thread safety*: a [`Gate`] is shared by all clients; the rest are plain values.
+//! *Thread safety*: a [`ClientBarrier`] is shared by all clients; the rest are plain values.
 
-use super::Amount;
+use super::WorkAmount;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// A moment of the measurement, given by progress or by time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Moment {
+pub enum MeasurementMoment {
     /// When this share of the run is over, from 0 to 1: of its time, or of each client's
     /// operations.
     Share(f64),
@@ -18,30 +18,30 @@ pub enum Moment {
 
 /// A moment as a client's loop checks it: it is due when either limit is reached.
 #[derive(Clone, Copy, Debug)]
-pub struct Due {
+pub struct DueMoment {
     /// Number of operations after which the moment is due.
     pub operations: u64,
     /// Time of the fabric, in nanoseconds.
     pub ns: u64,
 }
 
-impl Moment {
+impl MeasurementMoment {
     /// The limits for a client that begins `amount` of work at `start_ns`.
-    pub fn due(self, amount: Amount, start_ns: u64) -> Due {
-        let never = Due { operations: u64::MAX, ns: u64::MAX };
-        let at = |after_ns: u64| Due { ns: start_ns.saturating_add(after_ns), ..never };
+    pub fn due(self, amount: WorkAmount, start_ns: u64) -> DueMoment {
+        let never = DueMoment { operations: u64::MAX, ns: u64::MAX };
+        let at = |after_ns: u64| DueMoment { ns: start_ns.saturating_add(after_ns), ..never };
         match (self, amount) {
             (Self::Nanoseconds(ns), _) => at(ns),
-            (Self::Share(share), Amount::Nanoseconds(ns)) => at((ns as f64 * share) as u64),
-            (Self::Share(share), Amount::Operations(operations)) => {
-                Due { operations: (operations as f64 * share) as u64, ..never }
+            (Self::Share(share), WorkAmount::Nanoseconds(ns)) => at((ns as f64 * share) as u64),
+            (Self::Share(share), WorkAmount::Operations(operations)) => {
+                DueMoment { operations: (operations as f64 * share) as u64, ..never }
             }
         }
     }
 }
 
 /// A barrier: lets clients through when all have arrived.
-pub(super) struct Gate {
+pub(super) struct ClientBarrier {
     clients: usize,
     arrived: AtomicUsize,
     /// When the first client passed, or [`NOT_YET`].
@@ -51,7 +51,7 @@ pub(super) struct Gate {
 /// The gate has not opened.
 const NOT_YET: u64 = u64::MAX;
 
-impl Gate {
+impl ClientBarrier {
     pub(super) fn new(clients: usize) -> Self {
         Self { clients, arrived: AtomicUsize::new(0), opened_ns: AtomicU64::new(NOT_YET) }
     }

@@ -9,8 +9,8 @@
 //! *Invariants*
 //! - single_machine.Y1. An operation moves nothing over the fabric. Only creating and opening the
 //!   index do so.
-//! - single_machine.Y2. Handles opened with the same [`Machine`] see the same records; handles of
-//!   different machines do not.
+//! - single_machine.Y2. Handles opened with the same [`MachineTree`] see the same records; handles
+//!   of different machines do not.
 //!
 //! *Thread safety*: any number of threads may share a machine. A handle belongs to its endpoint's
 //! thread; its operations may overlap.
@@ -22,12 +22,12 @@ pub use cpu::FabricCpu;
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_index::{
-    Action, Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
-    check_fill,
+    Ascending, Design, EditAction, EditAnswer, IndexAdmin, IndexError, KeyedRecords, LeafEdit,
+    RangeIndex, ScanResult, check_fill,
 };
 use farleaf_page::{DesignId, Layout, OwnedKey, OwnedValue};
 use farleaf_pool::remote::RpcClient;
-use farleaf_pool::server::tree::{Loader, MAX_RESTARTS, Tree};
+use farleaf_pool::server::tree::{MAX_RESTARTS, ServerTree, TreeLoader};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_pool::wire::{Refusal, Usage};
 use std::ops::Bound;
@@ -61,14 +61,14 @@ const BATCH_RECORDS: usize = 2048;
 
 /// A machine: its memory and the tree in it.
 #[derive(Debug)]
-pub struct Machine<L: Layout> {
+pub struct MachineTree<L: Layout> {
     /// A memory server that is not connected to a fabric.
     memory: MemoryServer<L>,
     /// Number of handles opened so far. Each handle gets its own stripe.
     handles: AtomicUsize,
 }
 
-impl<L: Layout> Machine<L> {
+impl<L: Layout> MachineTree<L> {
     fn new(options: &SingleMachineOptions) -> Result<Self, IndexError> {
         let SingleMachineOptions { pool_bytes, chunk_bytes } = *options;
         let config = MemoryServerConfig { pool_bytes, chunk_bytes, ..Default::default() };
@@ -80,7 +80,7 @@ impl<L: Layout> Machine<L> {
 
     /// The machine's only tree.
     #[inline]
-    pub fn tree(&self) -> &Tree<L> {
+    pub fn tree(&self) -> &ServerTree<L> {
         self.memory.tree()
     }
 
@@ -93,7 +93,7 @@ impl<L: Layout> Machine<L> {
 impl<L: Layout> Design<L> for SingleMachine {
     const NAME: &'static str = "local";
     type Options = SingleMachineOptions;
-    type Compute = Arc<Machine<L>>;
+    type Compute = Arc<MachineTree<L>>;
     type Index<F: Fabric> = SingleMachineIndex<F, L>;
 
     /// Claims the memory servers, so that no other index can be created on them.
@@ -103,7 +103,7 @@ impl<L: Layout> Design<L> for SingleMachine {
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
-        Machine::new(options).map(Arc::new)
+        MachineTree::new(options).map(Arc::new)
     }
 
     async fn open_handle<F: Fabric>(
@@ -128,7 +128,7 @@ impl<L: Layout> Design<L> for SingleMachine {
 #[derive(Debug)]
 pub struct SingleMachineIndex<F: Fabric, L: Layout> {
     cpu: FabricCpu<F>,
-    machine: Arc<Machine<L>>,
+    machine: Arc<MachineTree<L>>,
 }
 
 /// Translates a refusal of the tree into the caller's error.
@@ -145,11 +145,11 @@ impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
     /// Appends `records` in batches. They must ascend strictly.
     fn append(
         &self,
-        loader: &mut Loader<L>,
+        loader: &mut TreeLoader<L>,
         source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
     ) -> Result<u64, IndexError> {
         let tree = self.machine.tree();
-        let mut batch: Records<OwnedKey<L>, OwnedValue<L>> = Vec::with_capacity(BATCH_RECORDS);
+        let mut batch: KeyedRecords<OwnedKey<L>, OwnedValue<L>> = Vec::with_capacity(BATCH_RECORDS);
         let mut order = Ascending::<L>::default();
         for record in source {
             let (key, value) = record?;
@@ -179,11 +179,11 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, IndexError> {
         edit.check::<L>()?;
         let tree = self.machine.tree();
         let answer = tree.execute(&self.cpu, edit).await.map_err(refused)?;
-        if edit.action == Action::Remove {
+        if edit.action == EditAction::Remove {
             // Takes at most one step, as a memory server does after its reply. There is no
             // background task here to take it.
             tree.collect_if_due(&self.cpu).await;
@@ -193,12 +193,12 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
 
     async fn scan(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+        scan: &ScanResult<OwnedKey<L>>,
+    ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         scan.check::<L>()?;
         let tree = self.machine.tree();
         let mut rest = scan.clone();
-        let mut records = Records::new();
+        let mut records = KeyedRecords::new();
         loop {
             let limit = scan.limit - records.len();
             let (part, more) = tree
@@ -218,7 +218,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-    ) -> Vec<Result<Answer<OwnedValue<L>>, IndexError>> {
+    ) -> Vec<Result<EditAnswer<OwnedValue<L>>, IndexError>> {
         if edits.iter().any(|edit| edit.check::<L>().is_err()) {
             let mut answers = Vec::with_capacity(edits.len());
             for edit in edits {
@@ -229,7 +229,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
         let mut answers = Vec::with_capacity(edits.len());
         let tree = self.machine.tree();
         tree.execute_all(&self.cpu, edits, |answer| answers.push(answer.map_err(refused))).await;
-        if edits.iter().any(|edit| edit.action == Action::Remove) {
+        if edits.iter().any(|edit| edit.action == EditAction::Remove) {
             tree.collect_if_due(&self.cpu).await;
         }
         answers

@@ -11,14 +11,14 @@ const WIDTH: usize = 86;
 const HEIGHT: usize = 6;
 
 /// With more compute servers than this, the chart omits their lines.
-const MOST_SERVERS: usize = 16;
+const MAX_SERVERS: usize = 16;
 
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Draws a timeline, at most 100 columns wide: operations per second over time with a scale, then
 /// the marks, then a line per compute server if there are several.
 pub fn chart(timeline: &Timeline) -> String {
-    let columns = Columns::new(timeline);
+    let columns = ChartColumns::new(timeline);
     let all = columns.of(&timeline.ops_per_s());
     let most = all.iter().copied().fold(0.0, f64::max);
     let mut text = format!(
@@ -44,7 +44,7 @@ pub fn chart(timeline: &Timeline) -> String {
     for mark in &timeline.marks {
         let _ = writeln!(text, "{:>9}  ▲ {}: {}", "", duration(mark.at_ns), mark.label);
     }
-    if (2..=MOST_SERVERS).contains(&timeline.compute_servers.len()) {
+    if (2..=MAX_SERVERS).contains(&timeline.compute_servers.len()) {
         let servers = 0..timeline.compute_servers.len();
         let each: Vec<_> = servers.map(|one| columns.of(&timeline.ops_per_s_of(one))).collect();
         let most = each.iter().flatten().copied().fold(0.0, f64::max);
@@ -80,13 +80,13 @@ fn block(value: f64, most: f64, line: usize, lines: usize) -> char {
 
 /// Maps intervals to columns: if there are few intervals, each takes several columns; if there are
 /// many, they share columns.
-struct Columns {
+struct ChartColumns {
     width: usize,
     intervals: usize,
     elapsed_ns: u64,
 }
 
-impl Columns {
+impl ChartColumns {
     fn new(timeline: &Timeline) -> Self {
         let intervals = timeline.len();
         let width = match WIDTH / intervals {

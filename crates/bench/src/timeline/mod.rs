@@ -14,7 +14,7 @@ mod recorder;
 
 pub use chart::chart;
 
-pub(crate) use recorder::Recorder;
+pub(crate) use recorder::TimelineRecorder;
 
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
@@ -23,14 +23,14 @@ use std::fmt::Write as _;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interval {
     /// This many nanoseconds of the fabric's time, doubled until there are at most
-    /// [`MOST_INTERVALS`].
+    /// [`MAX_INTERVALS`].
     Nanoseconds(u64),
     /// At most this many for the whole run, and more than half as many if the run is long enough.
     Parts(u32),
 }
 
 /// Upper bound on the intervals of a run.
-pub const MOST_INTERVALS: u64 = 2_000;
+pub const MAX_INTERVALS: u64 = 2_000;
 
 /// Operations completed over time. All times are in nanoseconds from the start of the measurement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,8 +63,8 @@ pub struct Mark {
 impl Timeline {
     /// Combines the recordings of all clients from `start_ns` to `end_ns`. Returns `None` if there
     /// are none.
-    pub(crate) fn of(recorders: Vec<Recorder>, start_ns: u64, end_ns: u64) -> Option<Self> {
-        let (sum, kind) = Recorder::sum(recorders)?;
+    pub(crate) fn of(recorders: Vec<TimelineRecorder>, start_ns: u64, end_ns: u64) -> Option<Self> {
+        let (sum, kind) = TimelineRecorder::sum(recorders)?;
         let elapsed_ns = end_ns.saturating_sub(start_ns).max(1);
         let joined = match kind {
             Interval::Nanoseconds(_) => 1,
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     fn recorded(interval: Interval, ends_ns: impl Iterator<Item = u64>, end_ns: u64) -> Timeline {
-        let mut recorder = Recorder::new(interval, 100, 2, 1);
+        let mut recorder = TimelineRecorder::new(interval, 100, 2, 1);
         for (number, end_ns) in ends_ns.enumerate() {
             recorder.record((number % 2) as u16, 100 + end_ns, number % 10 == 0);
         }
@@ -245,7 +245,7 @@ mod tests {
                 assert_eq!(servers, count, "T1");
                 let lengths = (0..timeline.len()).map(|interval| timeline.length_ns(interval));
                 assert_eq!(lengths.sum::<u64>(), timeline.elapsed_ns, "T2");
-                assert!(timeline.len() as u64 <= MOST_INTERVALS);
+                assert!(timeline.len() as u64 <= MAX_INTERVALS);
             }
             let parts = recorded(Interval::Parts(60), ends(), count * every_ns).len();
             assert!(parts <= 60 && (count < 100 || parts > 30), "{count}: {parts} intervals");

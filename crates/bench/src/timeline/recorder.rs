@@ -2,21 +2,21 @@
 //!
 //! *Thread safety*: belongs to its client.
 
-use super::{Interval, MOST_INTERVALS};
+use super::{Interval, MAX_INTERVALS};
 
 /// Initial length of intervals, unless the run sets it.
-const SHORTEST_NS: u64 = 1_000;
+const MIN_NS: u64 = 1_000;
 
 /// Number of intervals that are recorded for each requested one. With more of them, joined
 /// intervals are closer to the requested length.
 const FINER: u64 = 16;
 
 /// Upper bound on the total number of per-server counters of all clients, each of 8 bytes.
-const MOST_COUNTERS: u64 = 1 << 26;
+const MAX_COUNTERS: u64 = 1 << 26;
 
 /// Counts completed operations. Its memory is bounded for runs of any length.
 #[derive(Clone, Debug)]
-pub(crate) struct Recorder {
+pub(crate) struct TimelineRecorder {
     kind: Interval,
     start_ns: u64,
     interval_ns: u64,
@@ -28,20 +28,20 @@ pub(crate) struct Recorder {
 }
 
 /// The counts of one interval.
-pub(super) struct Row<'a> {
+pub(super) struct IntervalCounts<'a> {
     pub(super) servers: &'a [u64],
     pub(super) errors: u64,
 }
 
-impl Recorder {
+impl TimelineRecorder {
     /// Creates an empty recorder, one of `clients`, for `compute_servers`.
     pub(crate) fn new(kind: Interval, start_ns: u64, compute_servers: u16, clients: usize) -> Self {
         let (interval_ns, most) = match kind {
-            Interval::Nanoseconds(ns) => (ns.max(1), MOST_INTERVALS),
-            Interval::Parts(parts) => (SHORTEST_NS, u64::from(parts.max(1)) * FINER),
+            Interval::Nanoseconds(ns) => (ns.max(1), MAX_INTERVALS),
+            Interval::Parts(parts) => (MIN_NS, u64::from(parts.max(1)) * FINER),
         };
         let counters = u64::from(compute_servers) * clients as u64 * most;
-        let servers = match counters <= MOST_COUNTERS {
+        let servers = match counters <= MAX_COUNTERS {
             true => usize::from(compute_servers).max(1),
             false => 1,
         };
@@ -117,10 +117,10 @@ impl Recorder {
         self.servers
     }
 
-    pub(super) fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+    pub(super) fn rows(&self) -> impl Iterator<Item = IntervalCounts<'_>> {
         self.counts
             .chunks_exact(self.servers + 1)
-            .map(|row| Row { servers: &row[..self.servers], errors: row[self.servers] })
+            .map(|row| IntervalCounts { servers: &row[..self.servers], errors: row[self.servers] })
     }
 }
 
@@ -132,13 +132,14 @@ mod tests {
     fn clients_of_unequal_lengths_are_summed_exactly() {
         let interval = Interval::Parts(60);
         let record = |operations: u64| {
-            let mut recorder = Recorder::new(interval, 0, 1, 3);
+            let mut recorder = TimelineRecorder::new(interval, 0, 1, 3);
             (0..operations).for_each(|number| recorder.record(0, number * 1_000, false));
             recorder
         };
         // The second recorder needs longer intervals than the others, so 960 intervals of 1 µs are
         // kept.
-        let (sum, _) = Recorder::sum(vec![record(500), record(3_000), record(900)]).unwrap();
+        let (sum, _) =
+            TimelineRecorder::sum(vec![record(500), record(3_000), record(900)]).unwrap();
         assert_eq!(sum.interval_ns(), 4_000);
         let rows: Vec<u64> = sum.rows().map(|row| row.servers[0]).collect();
         assert_eq!(rows.iter().sum::<u64>(), 4_400);
@@ -147,9 +148,9 @@ mod tests {
 
     #[test]
     fn compute_servers_are_left_out_when_they_are_too_many() {
-        let mut recorder = Recorder::new(Interval::Nanoseconds(1_000), 0, 1_024, 16_384);
+        let mut recorder = TimelineRecorder::new(Interval::Nanoseconds(1_000), 0, 1_024, 16_384);
         recorder.record(1_023, 5, true);
-        let (sum, _) = Recorder::sum(vec![recorder]).unwrap();
+        let (sum, _) = TimelineRecorder::sum(vec![recorder]).unwrap();
         assert_eq!(sum.servers(), 1);
         let row = sum.rows().next().unwrap();
         assert_eq!((row.servers, row.errors), (&[1_u64][..], 1));

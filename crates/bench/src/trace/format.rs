@@ -65,7 +65,7 @@ impl Column {
     fn parse(text: &str) -> Result<Self, String> {
         match text.parse::<usize>() {
             Ok(0) => Err("columns are counted from 1".to_owned()),
-            Ok(place) if place > MOST_COLUMNS => Err(format!("there are {MOST_COLUMNS} at most")),
+            Ok(place) if place > MAX_COLUMNS => Err(format!("there are {MAX_COLUMNS} at most")),
             Ok(place) => Ok(Self::At(place - 1)),
             Err(_) if text.is_empty() => Err("expected a column's name or place".to_owned()),
             Err(_) => Ok(Self::Named(text.split('|').map(str::to_owned).collect())),
@@ -75,7 +75,7 @@ impl Column {
 
 /// What the text of a key is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KeyKind {
+pub(super) enum TraceKeyKind {
     /// A whole number.
     Number,
     /// A whole number that may be negative; its order is kept.
@@ -90,7 +90,7 @@ pub(super) enum KeyKind {
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum TraceRequest {
     Read,
     Write,
     Remove,
@@ -99,7 +99,7 @@ pub(super) enum Request {
 
 /// What separates fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Separator {
+pub(super) enum FieldSeparator {
     /// This byte.
     Byte(u8),
     /// Any white space.
@@ -109,19 +109,19 @@ pub(super) enum Separator {
 /// The form of a trace file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceFormat {
-    pub(super) separator: Separator,
+    pub(super) separator: FieldSeparator,
     /// Fields may be in quotes, which are not part of them.
     pub(super) has_quotes: bool,
     /// Length of binary records and the offset of the key in them, a little-endian number.
     pub(super) record: Option<(usize, usize)>,
     pub(super) key: Column,
-    pub(super) keys: KeyKind,
+    pub(super) keys: TraceKeyKind,
     /// The column of operations; without it, all requests are reads.
     pub(super) op: Option<Column>,
     /// A file without the column `op` has reads only.
     pub(super) is_op_optional: bool,
     /// What operations are called. Letters of both cases are alike.
-    pub(super) requests: Vec<(String, Request)>,
+    pub(super) requests: Vec<(String, TraceRequest)>,
     /// Rows with an unknown operation are skipped.
     pub(super) skips_others: bool,
     /// A column that distinguishes equal keys.
@@ -137,9 +137,9 @@ pub struct TraceFormat {
 }
 
 /// Limit on places of columns, so that a mistaken one is refused.
-const MOST_COLUMNS: usize = 1_000;
+const MAX_COLUMNS: usize = 1_000;
 /// Limit on the length of binary records.
-const MOST_RECORD_BYTES: usize = 4_096;
+const MAX_RECORD_BYTES: usize = 4_096;
 
 /// A mistake in the settings of a form.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -173,11 +173,11 @@ impl FromStr for TraceFormat {
 impl TraceFormat {
     fn from_settings(settings: &str) -> Self {
         let empty = Self {
-            separator: Separator::Byte(b','),
+            separator: FieldSeparator::Byte(b','),
             has_quotes: false,
             record: None,
             key: Column::At(0),
-            keys: KeyKind::Number,
+            keys: TraceKeyKind::Number,
             op: None,
             is_op_optional: false,
             requests: Vec::new(),
@@ -193,7 +193,7 @@ impl TraceFormat {
 
     /// Whether its keys are byte strings, unless they are hashed.
     pub fn has_text(&self) -> bool {
-        self.keys == KeyKind::Text
+        self.keys == TraceKeyKind::Text
     }
 
     /// The same form with these settings changed: a list of `SETTING=VALUE`, separated by commas.
@@ -246,11 +246,11 @@ impl TraceFormat {
             "key" => self.key = Column::parse(value)?,
             "keys" => {
                 self.keys = match value {
-                    "number" => KeyKind::Number,
-                    "signed" => KeyKind::Signed,
-                    "hex" => KeyKind::Hexadecimal,
-                    "digits" => KeyKind::Digits,
-                    "text" => KeyKind::Text,
+                    "number" => TraceKeyKind::Number,
+                    "signed" => TraceKeyKind::Signed,
+                    "hex" => TraceKeyKind::Hexadecimal,
+                    "digits" => TraceKeyKind::Digits,
+                    "text" => TraceKeyKind::Text,
                     _ => return Err("expected number, signed, hex, digits or text".to_owned()),
                 }
             }
@@ -259,25 +259,25 @@ impl TraceFormat {
                 self.op = Some(Column::parse(named.unwrap_or(value))?);
                 self.is_op_optional = named.is_some();
             }
-            "read" => self.call(Request::Read, value)?,
-            "write" => self.call(Request::Write, value)?,
-            "remove" => self.call(Request::Remove, value)?,
-            "scan" => self.call(Request::Scan, value)?,
+            "read" => self.call(TraceRequest::Read, value)?,
+            "write" => self.call(TraceRequest::Write, value)?,
+            "remove" => self.call(TraceRequest::Remove, value)?,
+            "scan" => self.call(TraceRequest::Scan, value)?,
             "others" => self.skips_others = chosen(["skip", "fail"])?,
             "volume" => self.volume = Some(Column::parse(value)?),
             "count" => self.count = Some(Column::parse(value)?),
             "limit" => self.limit = Some(Column::parse(value)?),
             "separator" => {
                 self.separator = match (value, value.as_bytes()) {
-                    ("comma", _) => Separator::Byte(b','),
-                    ("tab", _) => Separator::Byte(b'\t'),
-                    ("space", _) => Separator::Byte(b' '),
-                    ("words", _) => Separator::WhiteSpace,
-                    (_, [byte]) if byte.is_ascii_punctuation() => Separator::Byte(*byte),
+                    ("comma", _) => FieldSeparator::Byte(b','),
+                    ("tab", _) => FieldSeparator::Byte(b'\t'),
+                    ("space", _) => FieldSeparator::Byte(b' '),
+                    ("words", _) => FieldSeparator::WhiteSpace,
+                    (_, [byte]) if byte.is_ascii_punctuation() => FieldSeparator::Byte(*byte),
                     _ => return Err("expected comma, tab, space, words or a character".to_owned()),
                 }
             }
-            "columns" => self.columns = Some(number(1, MOST_COLUMNS)?),
+            "columns" => self.columns = Some(number(1, MAX_COLUMNS)?),
             "quotes" => self.has_quotes = chosen(["yes", "no"])?,
             "ignore" => {
                 let (place, text) = value.split_once(':').unwrap_or((value, ""));
@@ -286,9 +286,9 @@ impl TraceFormat {
                 };
                 self.ignored = Some((place, text.to_owned()));
             }
-            "record" => self.record = Some((number(8, MOST_RECORD_BYTES)?, 0)),
+            "record" => self.record = Some((number(8, MAX_RECORD_BYTES)?, 0)),
             "at" => {
-                let at = number(0, MOST_RECORD_BYTES - 8)?;
+                let at = number(0, MAX_RECORD_BYTES - 8)?;
                 let record = self.record.as_mut().ok_or("it needs a record's length before it")?;
                 record.1 = at;
             }
@@ -302,7 +302,7 @@ impl TraceFormat {
     }
 
     /// Gives a request these names, separated by `|`, instead of those that it has.
-    fn call(&mut self, request: Request, names: &str) -> Result<(), String> {
+    fn call(&mut self, request: TraceRequest, names: &str) -> Result<(), String> {
         if names.split('|').any(str::is_empty) {
             return Err("expected what it is called".to_owned());
         }
@@ -312,23 +312,23 @@ impl TraceFormat {
     }
 
     /// What `text` asks for.
-    pub(super) fn request(&self, text: &[u8]) -> Option<Request> {
+    pub(super) fn request(&self, text: &[u8]) -> Option<TraceRequest> {
         let is_it = |name: &str| name.as_bytes().eq_ignore_ascii_case(text);
         self.requests.iter().find(|(name, _)| is_it(name)).map(|(_, request)| *request)
     }
 
     /// The names of all requests, for an error message.
     pub(super) fn expected(&self) -> String {
-        let of = |request: Request, what: &str| {
+        let of = |request: TraceRequest, what: &str| {
             let names = self.requests.iter().filter(|(_, found)| *found == request);
             let names: Vec<_> = names.map(|(name, _)| format!("`{name}`")).collect();
             (!names.is_empty()).then(|| format!("{} for a {what}", names.join(" or ")))
         };
         let all = [
-            of(Request::Read, "read"),
-            of(Request::Write, "write"),
-            of(Request::Remove, "removal"),
-            of(Request::Scan, "scan"),
+            of(TraceRequest::Read, "read"),
+            of(TraceRequest::Write, "write"),
+            of(TraceRequest::Remove, "removal"),
+            of(TraceRequest::Scan, "scan"),
         ];
         all.into_iter().flatten().collect::<Vec<_>>().join(", ")
     }
@@ -356,9 +356,12 @@ mod tests {
         let format = TraceFormat::default();
         let own = format.clone().with("key=5, op=4,read=Read,write=Write|Flush").unwrap();
         assert_eq!((own.key.clone(), own.op.clone()), (Column::At(4), Some(Column::At(3))));
-        assert_eq!(own.request(b"READ"), Some(Request::Read));
-        assert_eq!(own.request(b"flush"), Some(Request::Write));
-        assert_eq!((own.request(b"28"), own.request(b"delete")), (None, Some(Request::Remove)));
+        assert_eq!(own.request(b"READ"), Some(TraceRequest::Read));
+        assert_eq!(own.request(b"flush"), Some(TraceRequest::Write));
+        assert_eq!(
+            (own.request(b"28"), own.request(b"delete")),
+            (None, Some(TraceRequest::Remove))
+        );
         assert_eq!(
             own.expected(),
             "`Read` for a read, `Write` or `Flush` for a write, `delete` or `remove` for a removal"

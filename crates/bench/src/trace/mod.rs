@@ -13,15 +13,15 @@ mod rows;
 pub use format::{FORMATS, FormatError, TraceFormat};
 
 use crate::InputError;
-use crate::driver::{BenchError, Form, Measurement, Testbed};
+use crate::driver::{BenchError, KeyValueForm, Measurement, Testbed};
 use crate::keys::{KeySpace, mix64};
-use crate::workload::Operation;
+use crate::workload::WorkloadOperation;
 use farleaf_fabric::Provider;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{Design, Scan};
+use farleaf_index::{Design, ScanResult};
 use farleaf_pool::server::MemoryServer;
-use format::Request;
-use rows::{Key, Keys, Shape};
+use format::TraceRequest;
+use rows::{TraceKey, TraceKeyFormat, TraceShape};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,7 +31,7 @@ use std::path::Path;
 pub struct Trace {
     /// The requests, in order. A read is a lookup, and a write an upsert of the request's position,
     /// from 0.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<WorkloadOperation>,
     /// Byte strings that are keys, ascending. The operations then have the numbers of
     /// [`KeySpace::spread`]. `None` if keys are numbers.
     pub strings: Option<Vec<Vec<u8>>>,
@@ -67,15 +67,15 @@ pub fn read_trace(
     hash_keys: bool,
     most: u64,
 ) -> Result<Trace, InputError> {
-    let mut operations: Vec<Operation> = Vec::new();
+    let mut operations: Vec<WorkloadOperation> = Vec::new();
     // Byte strings have numbers in the order of their appearance at first.
     let mut strings: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
     let mut is_cut = false;
-    let keys = Keys { kind: format.keys, hashed: hash_keys };
+    let keys = TraceKeyFormat { kind: format.keys, hashed: hash_keys };
     let shape = rows::read(path, format, keys, |row| {
         let key = match row.key {
-            Key::Number(number) => number,
-            Key::Text(text) => {
+            TraceKey::Number(number) => number,
+            TraceKey::Text(text) => {
                 let next = strings.len() as u64;
                 match strings.entry(text) {
                     Entry::Occupied(known) => *known.get(),
@@ -90,10 +90,12 @@ pub fn read_trace(
                 return false;
             }
             operations.push(match row.request {
-                Request::Read => Operation::Get { key },
-                Request::Write => Operation::Upsert { key, value },
-                Request::Remove => Operation::Remove { key },
-                Request::Scan => Operation::Scan { from: key, limit: row.limit, reverse: false },
+                TraceRequest::Read => WorkloadOperation::Get { key },
+                TraceRequest::Write => WorkloadOperation::Upsert { key, value },
+                TraceRequest::Remove => WorkloadOperation::Remove { key },
+                TraceRequest::Scan => {
+                    WorkloadOperation::Scan { from: key, limit: row.limit, reverse: false }
+                }
             });
         }
         true
@@ -106,12 +108,12 @@ pub fn read_trace(
         true => Some(in_order(strings, &mut operations)),
         false => None,
     };
-    let Shape { lacks_operations, has_header } = shape;
+    let TraceShape { lacks_operations, has_header } = shape;
     Ok(Trace { operations, strings, is_cut, lacks_operations, has_header })
 }
 
 /// The byte strings in order, by which it renumbers the keys of the operations.
-fn in_order(strings: BTreeMap<Vec<u8>, u64>, operations: &mut [Operation]) -> Vec<Vec<u8>> {
+fn in_order(strings: BTreeMap<Vec<u8>, u64>, operations: &mut [WorkloadOperation]) -> Vec<Vec<u8>> {
     let sorted: Vec<_> = strings.into_iter().collect();
     let space = KeySpace::spread(sorted.len() as u64);
     let mut numbers = vec![0; sorted.len()];
@@ -119,10 +121,10 @@ fn in_order(strings: BTreeMap<Vec<u8>, u64>, operations: &mut [Operation]) -> Ve
         numbers[*number as usize] = space.key(place);
     }
     for operation in operations {
-        if let Operation::Get { key }
-        | Operation::Upsert { key, .. }
-        | Operation::Remove { key }
-        | Operation::Scan { from: key, .. } = operation
+        if let WorkloadOperation::Get { key }
+        | WorkloadOperation::Upsert { key, .. }
+        | WorkloadOperation::Remove { key }
+        | WorkloadOperation::Scan { from: key, .. } = operation
         {
             *key = numbers[*key as usize];
         }
@@ -134,12 +136,12 @@ fn in_order(strings: BTreeMap<Vec<u8>, u64>, operations: &mut [Operation]) -> Ve
 ///
 /// # Panics
 /// If the trace has no requests.
-pub fn touched_keys(operations: &[Operation]) -> KeySpace {
+pub fn touched_keys(operations: &[WorkloadOperation]) -> KeySpace {
     let touched = operations.iter().filter_map(|operation| match operation {
-        Operation::Get { key }
-        | Operation::Upsert { key, .. }
-        | Operation::Remove { key }
-        | Operation::Scan { from: key, .. } => Some(*key),
+        WorkloadOperation::Get { key }
+        | WorkloadOperation::Upsert { key, .. }
+        | WorkloadOperation::Remove { key }
+        | WorkloadOperation::Scan { from: key, .. } => Some(*key),
         _ => None,
     });
     let records: Vec<_> =
@@ -156,12 +158,12 @@ const FILL: f64 = 0.7;
 /// # Errors
 /// [`BenchError`] if the index cannot be created, loaded, opened or scanned. Failed requests are
 /// counted instead.
-pub fn replay<D: Design<O::Layout>, O: Form>(
+pub fn replay<D: Design<O::Layout>, O: KeyValueForm>(
     provider: &impl Provider,
     services: Vec<Arc<MemoryServer<O::Layout>>>,
     options: &D::Options,
     form: O,
-    operations: &[Operation],
+    operations: &[WorkloadOperation],
     loaded: Option<&KeySpace>,
 ) -> Result<(Measurement, Vec<(u64, u64)>), BenchError> {
     let mut testbed = Testbed::<D, O>::start_with(provider, services, options, form)?;
@@ -169,7 +171,7 @@ pub fn replay<D: Design<O::Layout>, O: Form>(
         testbed.load(keys, FILL, &|_| ())?;
     }
     let measurement = testbed.replay(operations, &|_| ())?;
-    let contents = testbed.scan(&Scan::range(..))?;
+    let contents = testbed.scan(&ScanResult::range(..))?;
     Ok((measurement, contents))
 }
 
@@ -188,9 +190,9 @@ mod tests {
     fn reads_and_writes_are_told_apart() {
         let text = b"version,time,op,size,lbn\n1,5,2a,512,7\n1,6,28,512,7\n1,6,2a,512,3\n";
         let expected = [
-            Operation::Upsert { key: 7, value: 0 },
-            Operation::Get { key: 7 },
-            Operation::Upsert { key: 3, value: 2 },
+            WorkloadOperation::Upsert { key: 7, value: 0 },
+            WorkloadOperation::Get { key: 7 },
+            WorkloadOperation::Upsert { key: 3, value: 2 },
         ];
         for content in [text.to_vec(), gzip(text)] {
             let trace = read(&TraceFormat::default(), &content).unwrap();
@@ -213,11 +215,11 @@ mod tests {
                     DELETE usertable user7\n\
                     [OVERALL], RunTime(ms), 121\n";
         let expected = [
-            Operation::Upsert { key: 6_284_781_860_667_377_211, value: 0 },
-            Operation::Get { key: 7 },
-            Operation::Scan { from: 7, limit: 12, reverse: false },
-            Operation::Upsert { key: 7, value: 3 },
-            Operation::Remove { key: 7 },
+            WorkloadOperation::Upsert { key: 6_284_781_860_667_377_211, value: 0 },
+            WorkloadOperation::Get { key: 7 },
+            WorkloadOperation::Scan { from: 7, limit: 12, reverse: false },
+            WorkloadOperation::Upsert { key: 7, value: 3 },
+            WorkloadOperation::Remove { key: 7 },
         ];
         let format = "ycsb".parse().unwrap();
         for content in [text.as_bytes().to_vec(), gzip(text.as_bytes())] {
@@ -296,7 +298,7 @@ mod tests {
     fn without_operations_all_requests_are_lookups() {
         let trace = read(&TraceFormat::default(), b"\xef\xbb\xbfkey,time\r\n5,1\r\n7,2\r\n5,3\r\n")
             .unwrap();
-        let get = |key| Operation::Get { key };
+        let get = |key| WorkloadOperation::Get { key };
         assert_eq!(
             (trace.operations, trace.lacks_operations),
             (vec![get(5), get(7), get(5)], true)
@@ -309,7 +311,7 @@ mod tests {
     /// a file may lack, and its name made a header of any first row.
     #[test]
     fn numbers_are_no_header() {
-        let get = |key| Operation::Get { key };
+        let get = |key| WorkloadOperation::Get { key };
         let by_place = TraceFormat::default().with("key=1").unwrap();
         for (rows, has_header) in [
             ("5\n7\n5\n", false),
@@ -349,10 +351,10 @@ mod tests {
         assert_eq!(trace.strings, Some(strings));
         let key = |place| KeySpace::spread(3).key(place);
         let expected = [
-            Operation::Upsert { key: key(1), value: 0 },
-            Operation::Get { key: key(0) },
-            Operation::Remove { key: key(2) },
-            Operation::Get { key: key(1) },
+            WorkloadOperation::Upsert { key: key(1), value: 0 },
+            WorkloadOperation::Get { key: key(0) },
+            WorkloadOperation::Remove { key: key(2) },
+            WorkloadOperation::Get { key: key(1) },
         ];
         assert_eq!(trace.operations, expected);
     }

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::format::{Column, KeyKind, Request, Separator, TraceFormat};
+use super::format::{Column, FieldSeparator, TraceFormat, TraceKeyKind, TraceRequest};
 use crate::InputError;
 use crate::columns::{lines, shortened};
 use crate::content;
@@ -19,16 +19,16 @@ const KEY_BITS: u32 = 48;
 
 /// A key as it is in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) enum TraceKey {
     Number(u64),
     Text(Vec<u8>),
 }
 
 /// A row or record of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Row {
-    pub(super) request: Request,
-    pub(super) key: Key,
+pub(super) struct TraceRow {
+    pub(super) request: TraceRequest,
+    pub(super) key: TraceKey,
     /// Number of records, of a scan.
     pub(super) limit: u32,
     /// Number of equal requests that it stands for.
@@ -37,15 +37,15 @@ pub(super) struct Row {
 
 /// How keys are taken from a file.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Keys {
-    pub(super) kind: KeyKind,
+pub(super) struct TraceKeyFormat {
+    pub(super) kind: TraceKeyKind,
     /// Replaces each key by a hash of its text.
     pub(super) hashed: bool,
 }
 
 /// The places of a form's columns in a file.
 #[derive(Debug)]
-struct Places {
+struct ColumnPositions {
     key: usize,
     op: Option<usize>,
     volume: Option<usize>,
@@ -55,7 +55,7 @@ struct Places {
 
 /// What a file turned out to be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct TraceShape {
     /// It lacks the column of operations, and its form lets it.
     pub(super) lacks_operations: bool,
     /// Whether its first row is a header; `None` if it has no rows.
@@ -66,9 +66,9 @@ pub(super) struct Shape {
 pub(super) fn read(
     path: &Path,
     format: &TraceFormat,
-    keys: Keys,
-    mut take: impl FnMut(Row) -> bool,
-) -> Result<Shape, InputError> {
+    keys: TraceKeyFormat,
+    mut take: impl FnMut(TraceRow) -> bool,
+) -> Result<TraceShape, InputError> {
     match format.record {
         Some(record) => read_records(path, record, keys, &mut take),
         None => read_lines(path, format, keys, &mut take),
@@ -78,16 +78,16 @@ pub(super) fn read(
 fn read_records(
     path: &Path,
     (bytes, at): (usize, usize),
-    keys: Keys,
-    take: &mut dyn FnMut(Row) -> bool,
-) -> Result<Shape, InputError> {
+    keys: TraceKeyFormat,
+    take: &mut dyn FnMut(TraceRow) -> bool,
+) -> Result<TraceShape, InputError> {
     let (path, mut content) = content::open(path)?;
     let mut record = vec![0; bytes];
     for number in 1_u64.. {
         let mut filled = 0;
         while filled < bytes {
             match content.read(&mut record[filled..]) {
-                Ok(0) if filled == 0 => return Ok(Shape::default()),
+                Ok(0) if filled == 0 => return Ok(TraceShape::default()),
                 Ok(0) => {
                     let problem = format!("the file ends after {filled} of its {bytes} bytes");
                     return Err(InputError::BadRecord { path, record: number, problem });
@@ -99,26 +99,26 @@ fn read_records(
         }
         let key = &record[at..at + 8];
         let key = match keys.hashed {
-            true => Key::Number(xxh3_64(key)),
-            false => Key::Number(u64::from_le_bytes(key.try_into().expect("eight bytes"))),
+            true => TraceKey::Number(xxh3_64(key)),
+            false => TraceKey::Number(u64::from_le_bytes(key.try_into().expect("eight bytes"))),
         };
-        if !take(Row { request: Request::Read, key, limit: 0, count: 1 }) {
+        if !take(TraceRow { request: TraceRequest::Read, key, limit: 0, count: 1 }) {
             break;
         }
     }
-    Ok(Shape::default())
+    Ok(TraceShape::default())
 }
 
 fn read_lines(
     path: &Path,
     format: &TraceFormat,
-    keys: Keys,
-    take: &mut dyn FnMut(Row) -> bool,
-) -> Result<Shape, InputError> {
+    keys: TraceKeyFormat,
+    take: &mut dyn FnMut(TraceRow) -> bool,
+) -> Result<TraceShape, InputError> {
     let mut lines = lines(path)?;
     let path = lines.path().to_owned();
-    let mut shape = Shape::default();
-    let mut places: Option<Places> = None;
+    let mut shape = TraceShape::default();
+    let mut places: Option<ColumnPositions> = None;
     let mut fields = Vec::new();
     while let Some((number, line)) = lines.next_line()? {
         let bad = |problem| InputError::BadRow { path: path.clone(), line: number, problem };
@@ -132,7 +132,7 @@ fn read_lines(
         let known = match &places {
             Some(known) => known,
             None => {
-                let (found, has_names) = Places::find(&row, format, &path)?;
+                let (found, has_names) = ColumnPositions::find(&row, format, &path)?;
                 shape.lacks_operations = format.is_op_optional && found.op.is_none();
                 let is_header = has_names || found.is_header(&row, format, keys);
                 shape.has_header = Some(is_header);
@@ -160,7 +160,7 @@ fn split(line: &[u8], format: &TraceFormat, fields: &mut Vec<Range<usize>>) -> R
         return Ok(());
     }
     match format.separator {
-        Separator::WhiteSpace => {
+        FieldSeparator::WhiteSpace => {
             let mut at = 0;
             for word in line.split(u8::is_ascii_whitespace) {
                 if !word.is_empty() {
@@ -169,7 +169,7 @@ fn split(line: &[u8], format: &TraceFormat, fields: &mut Vec<Range<usize>>) -> R
                 at += word.len() + 1;
             }
         }
-        Separator::Byte(separator) => {
+        FieldSeparator::Byte(separator) => {
             let mut at = 0;
             for field in line.split(|byte| *byte == separator) {
                 fields.push(at..at + field.len());
@@ -232,7 +232,7 @@ fn parsed<T: std::str::FromStr>(field: &[u8]) -> Option<T> {
     std::str::from_utf8(field).ok()?.parse().ok()
 }
 
-impl Places {
+impl ColumnPositions {
     /// Finds the columns by the first row. Returns whether it is a header: it is if it has a column
     /// that the form names.
     fn find(
@@ -269,7 +269,7 @@ impl Places {
 
     /// Whether the first row is a header, if it has none of the columns that the form names: it is
     /// not a request, names no operation and has no number.
-    fn is_header(&self, row: &Fields<'_>, format: &TraceFormat, keys: Keys) -> bool {
+    fn is_header(&self, row: &Fields<'_>, format: &TraceFormat, keys: TraceKeyFormat) -> bool {
         let op = self.op.and_then(|place| row.get(place).ok());
         self.request(row, format, keys).is_err()
             && op.is_none_or(|field| format.request(field).is_none())
@@ -281,15 +281,15 @@ impl Places {
         &self,
         row: &Fields<'_>,
         format: &TraceFormat,
-        keys: Keys,
-    ) -> Result<Option<Row>, String> {
+        keys: TraceKeyFormat,
+    ) -> Result<Option<TraceRow>, String> {
         if let Some((place, text)) = &format.ignored
             && row.get(*place).is_ok_and(|field| field == text.as_bytes())
         {
             return Ok(None);
         }
         let request = match self.op {
-            None => Request::Read,
+            None => TraceRequest::Read,
             Some(op) => {
                 let found = row.get(op);
                 match found.as_ref().map(|field| format.request(field)) {
@@ -308,7 +308,7 @@ impl Places {
             None => None,
         };
         let limit = match (request, self.limit) {
-            (Request::Scan, Some(place)) => {
+            (TraceRequest::Scan, Some(place)) => {
                 let field = row.get(place).unwrap_or_default();
                 let limit = parsed(field);
                 limit.ok_or_else(|| {
@@ -331,7 +331,7 @@ impl Places {
             let column = self.named(&Some(format.key.clone()), self.key);
             format!("column `{column}` is `{}`, expected {expected}", shown(field))
         })?;
-        Ok(Some(Row { request, key, limit, count }))
+        Ok(Some(TraceRow { request, key, limit, count }))
     }
 
     /// A column's name for an error message.
@@ -343,14 +343,14 @@ impl Places {
     }
 }
 
-impl Keys {
+impl TraceKeyFormat {
     /// The key that a field is, or what was expected.
-    fn key(self, field: &[u8], volume: Option<&[u8]>) -> Result<Key, String> {
+    fn key(self, field: &[u8], volume: Option<&[u8]>) -> Result<TraceKey, String> {
         // Whatever is hashed, a header of a column of numbers is no request.
-        if self.kind == KeyKind::Signed && parsed::<i64>(field).is_none() {
+        if self.kind == TraceKeyKind::Signed && parsed::<i64>(field).is_none() {
             return Err("a whole number of 64 bits".to_owned());
         }
-        if self.hashed || self.kind == KeyKind::Text {
+        if self.hashed || self.kind == TraceKeyKind::Text {
             let text = match volume {
                 Some(volume) => [volume, b":", field].concat(),
                 None => field.to_vec(),
@@ -359,35 +359,35 @@ impl Keys {
                 return Err("a key".to_owned());
             }
             return Ok(match self.hashed {
-                true => Key::Number(xxh3_64(&text)),
-                false => Key::Text(text),
+                true => TraceKey::Number(xxh3_64(&text)),
+                false => TraceKey::Text(text),
             });
         }
         let number = match self.kind {
-            KeyKind::Signed => parsed::<i64>(field).map(|key| (key as u64) ^ (1 << 63)),
-            KeyKind::Hexadecimal => std::str::from_utf8(field).ok().and_then(|text| {
+            TraceKeyKind::Signed => parsed::<i64>(field).map(|key| (key as u64) ^ (1 << 63)),
+            TraceKeyKind::Hexadecimal => std::str::from_utf8(field).ok().and_then(|text| {
                 let digits = text.strip_prefix("0x").unwrap_or(text);
                 let is_plain = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
                 u64::from_str_radix(digits, 16).ok().filter(|_| is_plain)
             }),
-            KeyKind::Digits => {
+            TraceKeyKind::Digits => {
                 let letters = field.iter().take_while(|byte| !byte.is_ascii_digit()).count();
                 parsed(&field[letters..])
             }
             _ => parsed(field),
         };
         let expected = match self.kind {
-            KeyKind::Signed => "a whole number of 64 bits",
-            KeyKind::Hexadecimal => "up to 16 hexadecimal digits; --hash-keys takes any text",
-            KeyKind::Digits => "a key such as user42",
+            TraceKeyKind::Signed => "a whole number of 64 bits",
+            TraceKeyKind::Hexadecimal => "up to 16 hexadecimal digits; --hash-keys takes any text",
+            TraceKeyKind::Digits => "a key such as user42",
             _ => "a whole number below 2^64; --hash-keys takes any text",
         };
         let number = number.ok_or(expected)?;
-        let Some(volume) = volume else { return Ok(Key::Number(number)) };
+        let Some(volume) = volume else { return Ok(TraceKey::Number(number)) };
         let fits = number >> KEY_BITS == 0;
         let volume: u16 = parsed(volume).filter(|_| fits).ok_or_else(|| {
             format!("a number below 2^{KEY_BITS} of a volume below 2^16; --hash-keys takes any")
         })?;
-        Ok(Key::Number(u64::from(volume) << KEY_BITS | number))
+        Ok(TraceKey::Number(u64::from(volume) << KEY_BITS | number))
     }
 }

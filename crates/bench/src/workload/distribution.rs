@@ -115,12 +115,12 @@ impl Ranks {
 
 /// Maps ranks to positions in the key space.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Places {
+pub(super) enum RankMapping {
     Scattered(Permutation),
     Clustered,
 }
 
-impl Places {
+impl RankMapping {
     #[inline]
     pub(super) fn of(&self, rank: u64) -> u64 {
         match self {

@@ -9,4 +9,4 @@ mod stream;
 pub use distribution::{Distribution, DistributionError};
 pub use mix::{Mix, NAMED_MIXES, OperationKind, ScanLength, UnknownMix};
 pub use permutation::Permutation;
-pub use stream::{Harness, Inserted, Operation, OperationStream, StreamConfig};
+pub use stream::{Harness, InsertedCounts, OperationStream, StreamConfig, WorkloadOperation};

@@ -11,21 +11,21 @@
 //! - stream.W3. Runs of one configuration agree on the popularity of each key, but draw
 //!   independently: a measurement does not repeat the keys that a warm-up fetched into a cache.
 //!
-//! *Thread safety*: a stream belongs to its client; all clients of a run share [`Inserted`].
+//! *Thread safety*: a stream belongs to its client; all clients of a run share [`InsertedCounts`].
 
-use super::distribution::{Places, Ranks};
+use super::distribution::{RankMapping, Ranks};
 use super::{Distribution, Mix, OperationKind, Permutation, ScanLength};
 use crate::keys::KeySpace;
 use crate::keys::mix64;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
-use farleaf_page::{Action, LeafEdit};
+use farleaf_page::{EditAction, LeafEdit};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 
 /// An operation for the driver to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Operation {
+pub enum WorkloadOperation {
     /// Looks a key up.
     Get { key: u64 },
     /// Inserts a key.
@@ -48,7 +48,7 @@ pub enum Operation {
     MultiGet,
 }
 
-impl Operation {
+impl WorkloadOperation {
     /// Whether it asks for records and changes nothing.
     #[inline]
     pub fn is_lookup(&self) -> bool {
@@ -63,13 +63,13 @@ impl Operation {
     #[inline]
     pub fn edit(&self) -> Option<LeafEdit<&u64, &u64>> {
         let (key, action) = match self {
-            Self::Get { key } => (key, Action::Get),
-            Self::Insert { key, value } => (key, Action::Insert(value)),
-            Self::Update { key, value } => (key, Action::Update(value)),
-            Self::Upsert { key, value } => (key, Action::Upsert(value)),
-            Self::Remove { key } => (key, Action::Remove),
+            Self::Get { key } => (key, EditAction::Get),
+            Self::Insert { key, value } => (key, EditAction::Insert(value)),
+            Self::Update { key, value } => (key, EditAction::Update(value)),
+            Self::Upsert { key, value } => (key, EditAction::Upsert(value)),
+            Self::Remove { key } => (key, EditAction::Remove),
             Self::CompareExchange { key, expected, new } => {
-                (key, Action::CompareExchange(expected, new))
+                (key, EditAction::CompareExchange(expected, new))
             }
             _ => return None,
         };
@@ -79,7 +79,7 @@ impl Operation {
 
 /// How many new keys each client has inserted. The distribution `latest` depends on it.
 #[derive(Debug)]
-pub struct Inserted {
+pub struct InsertedCounts {
     /// One counter per client, each on its own cache lines.
     clients: Box<[Count]>,
     /// The number of the first new key.
@@ -90,7 +90,7 @@ pub struct Inserted {
 #[repr(align(128))]
 struct Count(AtomicU64);
 
-impl Inserted {
+impl InsertedCounts {
     /// Creates counters of `clients` clients without insertions. New keys are numbered from
     /// `first`.
     ///
@@ -146,7 +146,7 @@ pub struct OperationStream {
     operations: Box<[(OperationKind, u64)]>,
     total_weight: u64,
     ranks: Ranks,
-    places: Places,
+    places: RankMapping,
     latest: bool,
     /// Positions of new keys under `latest`: by a hash of their number, as in YCSB. This finds the
     /// newest records again without a list of them. Fills take the keys in this order, too.
@@ -154,9 +154,9 @@ pub struct OperationStream {
     keys: KeySpace,
     harness: Harness,
     /// The distribution over the loaded keys and those that upserts may add.
-    ranks_of_upserts: Option<(Ranks, Places)>,
+    ranks_of_upserts: Option<(Ranks, RankMapping)>,
     client: usize,
-    inserted: Arc<Inserted>,
+    inserted: Arc<InsertedCounts>,
     /// Number of new keys that this client has drawn.
     new_keys: u64,
     /// Number of keys that this client has filled.
@@ -172,7 +172,7 @@ impl OperationStream {
     ///
     /// # Panics
     /// If the mix has no operations, or if `inserted` has no such client.
-    pub fn new(config: &StreamConfig, client: usize, inserted: &Arc<Inserted>) -> Self {
+    pub fn new(config: &StreamConfig, client: usize, inserted: &Arc<InsertedCounts>) -> Self {
         Self::for_run(config, 0, client, inserted)
     }
 
@@ -185,7 +185,7 @@ impl OperationStream {
         config: &StreamConfig,
         run: u64,
         client: usize,
-        inserted: &Arc<Inserted>,
+        inserted: &Arc<InsertedCounts>,
     ) -> Self {
         assert!(client < inserted.clients.len(), "client {client} is not part of this run");
         let mut total_weight = 0;
@@ -211,8 +211,8 @@ impl OperationStream {
             total_weight,
             ranks: Ranks::new(config.distribution, n),
             places: match config.clustered {
-                true => Places::Clustered,
-                false => Places::Scattered(scattered),
+                true => RankMapping::Clustered,
+                false => RankMapping::Scattered(scattered),
             },
             latest: matches!(config.distribution, Distribution::Latest { .. }),
             places_of_new: Permutation::new(n, !config.seed),
@@ -221,8 +221,8 @@ impl OperationStream {
             ranks_of_upserts: config.harness.upserts_among_more.map(|more| {
                 let all = n.saturating_add(more);
                 let places = match config.clustered {
-                    true => Places::Clustered,
-                    false => Places::Scattered(Permutation::new(all, config.seed)),
+                    true => RankMapping::Clustered,
+                    false => RankMapping::Scattered(Permutation::new(all, config.seed)),
                 };
                 (Ranks::new(config.distribution, all), places)
             }),
@@ -247,7 +247,7 @@ impl OperationStream {
     /// Returns the next operation; `None` if it would insert a new key and the key space is full.
     #[inline]
     #[expect(clippy::should_implement_trait, reason = "`None` is not the end, as an iterator's is")]
-    pub fn next(&mut self) -> Option<Operation> {
+    pub fn next(&mut self) -> Option<WorkloadOperation> {
         let kind = match &*self.operations {
             [(kind, _)] => *kind,
             several => {
@@ -256,30 +256,37 @@ impl OperationStream {
             }
         };
         Some(match kind {
-            OperationKind::Get => Operation::Get { key: self.key() },
+            OperationKind::Get => WorkloadOperation::Get { key: self.key() },
             OperationKind::Insert if self.ranks_of_upserts.is_some() => {
-                Operation::Upsert { key: self.upserted_key()?, value: self.new_value() }
+                WorkloadOperation::Upsert { key: self.upserted_key()?, value: self.new_value() }
             }
             OperationKind::Insert => {
-                Operation::Insert { key: self.new_key()?, value: self.new_value() }
+                WorkloadOperation::Insert { key: self.new_key()?, value: self.new_value() }
             }
             OperationKind::Reinsert => {
-                Operation::Insert { key: self.key(), value: self.new_value() }
+                WorkloadOperation::Insert { key: self.key(), value: self.new_value() }
             }
             OperationKind::Update if self.harness.keeps_values => {
                 let place = self.loaded_place();
-                Operation::Update { key: self.keys.key(place), value: self.keys.value(place) }
+                WorkloadOperation::Update {
+                    key: self.keys.key(place),
+                    value: self.keys.value(place),
+                }
             }
-            OperationKind::Update => Operation::Update { key: self.key(), value: self.new_value() },
-            OperationKind::Upsert => Operation::Upsert { key: self.key(), value: self.new_value() },
-            OperationKind::Remove => Operation::Remove { key: self.key() },
+            OperationKind::Update => {
+                WorkloadOperation::Update { key: self.key(), value: self.new_value() }
+            }
+            OperationKind::Upsert => {
+                WorkloadOperation::Upsert { key: self.key(), value: self.new_value() }
+            }
+            OperationKind::Remove => WorkloadOperation::Remove { key: self.key() },
             OperationKind::CompareExchange => {
                 let place = self.loaded_place();
                 let (key, expected) = (self.keys.key(place), self.keys.value(place));
-                Operation::CompareExchange { key, expected, new: self.new_value() }
+                WorkloadOperation::CompareExchange { key, expected, new: self.new_value() }
             }
             OperationKind::ReadModifyWrite => {
-                Operation::ReadModifyWrite { key: self.key(), value: self.new_value() }
+                WorkloadOperation::ReadModifyWrite { key: self.key(), value: self.new_value() }
             }
             OperationKind::Scan { length, reverse } => {
                 let limit = match length {
@@ -289,19 +296,22 @@ impl OperationStream {
                 let from = self.key();
                 if self.harness.scans_intervals && !reverse {
                     let length = u64::from(limit).saturating_mul(self.keys.spacing());
-                    Operation::ScanInterval { from, below: from.saturating_add(length) }
+                    WorkloadOperation::ScanInterval { from, below: from.saturating_add(length) }
                 } else {
-                    Operation::Scan { from, limit, reverse }
+                    WorkloadOperation::Scan { from, limit, reverse }
                 }
             }
             OperationKind::Fill => {
                 let turn = self.filled * self.inserted.clients.len() as u64 + self.client as u64;
                 self.filled += 1;
                 let place = self.places_of_new.apply(turn % self.keys.len());
-                Operation::Upsert { key: self.keys.key(place), value: self.keys.value(place) }
+                WorkloadOperation::Upsert {
+                    key: self.keys.key(place),
+                    value: self.keys.value(place),
+                }
             }
             OperationKind::ScanAll => {
-                Operation::Scan { from: self.keys.key(0), limit: u32::MAX, reverse: false }
+                WorkloadOperation::Scan { from: self.keys.key(0), limit: u32::MAX, reverse: false }
             }
             OperationKind::MultiGet { keys } => {
                 self.batch.clear();
@@ -309,7 +319,7 @@ impl OperationStream {
                     let key = self.key();
                     self.batch.push(key);
                 }
-                Operation::MultiGet
+                WorkloadOperation::MultiGet
             }
         })
     }
@@ -320,13 +330,13 @@ impl OperationStream {
         self.latest
     }
 
-    /// The keys of the [`Operation::MultiGet`] just returned.
+    /// The keys of the [`WorkloadOperation::MultiGet`] just returned.
     pub fn batch(&self) -> &[u64] {
         &self.batch
     }
 
-    /// Reports that the key of the [`Operation::Insert`] just returned is now in the index, so that
-    /// `latest` may draw it.
+    /// Reports that the key of the [`WorkloadOperation::Insert`] just returned is now in the index,
+    /// so that `latest` may draw it.
     #[inline]
     pub fn inserted(&self) {
         let count = &self.inserted.clients[self.client].0;
@@ -422,8 +432,8 @@ mod tests {
         }
     }
 
-    fn operations(config: &StreamConfig, client: usize, count: usize) -> Vec<Operation> {
-        let mut stream = OperationStream::new(config, client, &Arc::new(Inserted::new(4, 0)));
+    fn operations(config: &StreamConfig, client: usize, count: usize) -> Vec<WorkloadOperation> {
+        let mut stream = OperationStream::new(config, client, &Arc::new(InsertedCounts::new(4, 0)));
         (0..count).filter_map(|_| stream.next()).collect()
     }
 
@@ -431,7 +441,7 @@ mod tests {
     fn the_clients_of_a_fill_take_each_key_once() {
         let config = config(Mix::fill(), Distribution::Uniform, 1000);
         let all: Vec<_> = (0..4).flat_map(|client| operations(&config, client, 250)).collect();
-        let expected = |place| Operation::Upsert {
+        let expected = |place| WorkloadOperation::Upsert {
             key: config.keys.key(place),
             value: config.keys.value(place),
         };
@@ -456,10 +466,10 @@ mod tests {
         let keys_of = |run: u64, n: u64, draws: usize| {
             let mix = Mix::named("read-only").unwrap();
             let config = config(mix, Distribution::Zipfian { theta: 0.99 }, n);
-            let inserted = Arc::new(Inserted::new(1, 0));
+            let inserted = Arc::new(InsertedCounts::new(1, 0));
             let mut stream = OperationStream::for_run(&config, run, 0, &inserted);
             let key = |operation| match operation {
-                Some(Operation::Get { key }) => key,
+                Some(WorkloadOperation::Get { key }) => key,
                 other => panic!("{other:?}"),
             };
             (0..draws).map(|_| key(stream.next())).collect::<Vec<u64>>()
@@ -494,10 +504,10 @@ mod tests {
         let (mut old, mut new) = (0_u32, 0_u32);
         for operation in operations(&config, 0, 9_000) {
             match operation {
-                Operation::Upsert { key, .. } if key < 1000 => old += 1,
-                Operation::Upsert { key, .. } if key < 1500 => new += 1,
-                Operation::Update { key, value } => assert_eq!(value, keys.value(key)),
-                Operation::ScanInterval { from, below } => assert_eq!(below - from, 100),
+                WorkloadOperation::Upsert { key, .. } if key < 1000 => old += 1,
+                WorkloadOperation::Upsert { key, .. } if key < 1500 => new += 1,
+                WorkloadOperation::Update { key, value } => assert_eq!(value, keys.value(key)),
+                WorkloadOperation::ScanInterval { from, below } => assert_eq!(below - from, 100),
                 other => panic!("{other:?}"),
             }
         }
@@ -509,7 +519,7 @@ mod tests {
     fn kinds_come_by_their_weights() {
         let mix = Mix::named("read-intensive").unwrap();
         let all = operations(&config(mix, Distribution::Uniform, 1000), 0, 40_000);
-        let gets = all.iter().filter(|one| matches!(one, Operation::Get { .. })).count();
+        let gets = all.iter().filter(|one| matches!(one, WorkloadOperation::Get { .. })).count();
         assert!((37_700..38_300).contains(&gets), "{gets} of 40,000 are lookups");
     }
 
@@ -520,7 +530,7 @@ mod tests {
         let popular = |config: &StreamConfig| {
             let mut counts = BTreeMap::<u64, u64>::new();
             for operation in operations(config, 0, 50_000) {
-                let Operation::Get { key } = operation else { panic!("read-only") };
+                let WorkloadOperation::Get { key } = operation else { panic!("read-only") };
                 *counts.entry(key).or_default() += 1;
             }
             let mut keys: Vec<(u64, u64)> = counts.iter().map(|(k, c)| (*c, *k)).collect();
@@ -541,12 +551,12 @@ mod tests {
         let mix = Mix::named("write-intensive").unwrap();
         let mut config = config(mix, Distribution::Zipfian { theta: 0.99 }, 100_000);
         config.clustered = true;
-        let mut stream = OperationStream::new(&config, 1, &Arc::new(Inserted::new(4, 0)));
+        let mut stream = OperationStream::new(&config, 1, &Arc::new(InsertedCounts::new(4, 0)));
         let mut quarters = || {
             let mut counts = [0_u32; 4];
             for _ in 0..20_000 {
                 match stream.next().unwrap() {
-                    Operation::Get { key } | Operation::Update { key, .. } => {
+                    WorkloadOperation::Get { key } | WorkloadOperation::Update { key, .. } => {
                         counts[(key >> 62) as usize] += 1;
                     }
                     other => panic!("{other:?}"),
@@ -570,11 +580,13 @@ mod tests {
     fn a_shift_of_scattered_keys_makes_others_popular() {
         let mix = Mix::named("read-only").unwrap();
         let config = config(mix, Distribution::Zipfian { theta: 1.3 }, 1000);
-        let mut stream = OperationStream::new(&config, 0, &Arc::new(Inserted::new(1, 0)));
+        let mut stream = OperationStream::new(&config, 0, &Arc::new(InsertedCounts::new(1, 0)));
         let mut most_popular = || {
             let mut counts = BTreeMap::<u64, u64>::new();
             for _ in 0..5_000 {
-                let Some(Operation::Get { key }) = stream.next() else { panic!("read-only") };
+                let Some(WorkloadOperation::Get { key }) = stream.next() else {
+                    panic!("read-only")
+                };
                 *counts.entry(key).or_default() += 1;
             }
             stream.shift_hotspot(0.25);
@@ -593,7 +605,7 @@ mod tests {
         let mut values = BTreeSet::new();
         for client in 0..4 {
             for operation in operations(&config, client, 5000) {
-                if let Operation::Insert { key, value } = operation {
+                if let WorkloadOperation::Insert { key, value } = operation {
                     assert!(keys.insert(key), "W2");
                     assert!(values.insert(value), "W1");
                 }
@@ -606,7 +618,7 @@ mod tests {
     fn latest_asks_for_what_was_just_inserted() {
         let mix = Mix::named("ycsb-d").unwrap();
         let config = config(mix.clone(), mix.distribution, 10_000);
-        let inserted = Arc::new(Inserted::new(2, 0));
+        let inserted = Arc::new(InsertedCounts::new(2, 0));
         let mut streams = [0, 1].map(|client| OperationStream::new(&config, client, &inserted));
         let loaded: BTreeSet<u64> = config.keys.records().map(|(key, _)| key).collect();
         let mut present = loaded.clone();
@@ -614,11 +626,11 @@ mod tests {
         for step in 0..40_000 {
             let stream = &mut streams[step % 2];
             match stream.next().unwrap() {
-                Operation::Insert { key, .. } => {
+                WorkloadOperation::Insert { key, .. } => {
                     assert!(present.insert(key));
                     stream.inserted();
                 }
-                Operation::Get { key } => {
+                WorkloadOperation::Get { key } => {
                     assert!(present.contains(&key), "only what is there is asked for");
                     gets += 1;
                     of_new += u64::from(step > 38_000 && !loaded.contains(&key));
@@ -637,12 +649,12 @@ mod tests {
             .with(OperationKind::MultiGet { keys: 8 }, 1)
             .with(OperationKind::Scan { length: ScanLength::UpTo(10), reverse: true }, 1);
         let config = config(mix, Distribution::Uniform, 1000);
-        let mut stream = OperationStream::new(&config, 0, &Arc::new(Inserted::new(1, 0)));
+        let mut stream = OperationStream::new(&config, 0, &Arc::new(InsertedCounts::new(1, 0)));
         let mut lengths = BTreeSet::new();
         for _ in 0..500 {
             match stream.next().unwrap() {
-                Operation::MultiGet => assert_eq!(stream.batch().len(), 8),
-                Operation::Scan { limit, reverse, .. } => {
+                WorkloadOperation::MultiGet => assert_eq!(stream.batch().len(), 8),
+                WorkloadOperation::Scan { limit, reverse, .. } => {
                     assert!(reverse && lengths.insert(limit) | true)
                 }
                 other => panic!("{other:?}"),

@@ -1,7 +1,9 @@
 //! The driver's guarantees: every workload finds the keys it looks for, the warm-up does not count,
 //! failures are counted, and a simulated run is repeatable.
 
-use farleaf_bench::driver::{Amount, HotspotShift, Measurement, Moment, Reshaping, Run, Testbed};
+use farleaf_bench::driver::{
+    BenchRun, HotspotShift, Measurement, MeasurementMoment, Reshaping, Testbed, WorkAmount,
+};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, OperationKind, StreamConfig};
@@ -37,7 +39,7 @@ fn testbed(provider: &impl Provider, keys: &KeySpace, pool_bytes: usize) -> Test
     testbed
 }
 
-pub(super) fn run_of(mix: &Mix, keys: &KeySpace, amount: Amount) -> Run {
+pub(super) fn run_of(mix: &Mix, keys: &KeySpace, amount: WorkAmount) -> BenchRun {
     let distribution = mix.distribution;
     let stream = StreamConfig {
         mix: mix.clone(),
@@ -47,7 +49,7 @@ pub(super) fn run_of(mix: &Mix, keys: &KeySpace, amount: Amount) -> Run {
         seed: 7,
         harness: Harness::default(),
     };
-    Run {
+    BenchRun {
         stream,
         compute_servers: 2,
         threads: 2,
@@ -64,7 +66,7 @@ fn every_workload(provider: &impl Provider, batch: usize) -> Vec<Measurement> {
     let keys = KeySpace::spread(20_000);
     let mut testbed = testbed(provider, &keys, 64 << 20);
     let measure = |mix: &Mix| {
-        let run = Run { batch, ..run_of(mix, &keys, Amount::Operations(10_001)) };
+        let run = BenchRun { batch, ..run_of(mix, &keys, WorkAmount::Operations(10_001)) };
         let before = testbed.records();
         let measured = testbed.measure(&run, &|_| ()).unwrap();
         assert_eq!((measured.operations, measured.errors), (10_001, 0), "{}", mix.name);
@@ -109,8 +111,8 @@ fn check_rpcs(local: &[Measurement], simulated: &[Measurement]) {
 fn operations_of_one_call_are_in_flight_together() {
     let keys = KeySpace::spread(20_000);
     let measure = |batch| {
-        let amount = Amount::Operations(10_000);
-        let run = Run { batch, ..run_of(&Mix::named("ycsb-a").unwrap(), &keys, amount) };
+        let amount = WorkAmount::Operations(10_000);
+        let run = BenchRun { batch, ..run_of(&Mix::named("ycsb-a").unwrap(), &keys, amount) };
         let measured = testbed(&SimConfig::default(), &keys, 64 << 20).measure(&run, &|_| ());
         let measured = measured.unwrap();
         assert_eq!((measured.operations, measured.counters.rpcs), (10_000, 10_000));
@@ -133,7 +135,7 @@ fn all_kinds_of_operations_are_done() {
         .with(OperationKind::MultiGet { keys: 5 }, 1)
         .with(OperationKind::scan(10), 1);
     let measured = testbed(&SimConfig::default(), &keys, 64 << 20)
-        .measure(&run_of(&mix, &keys, Amount::Operations(8_000)), &|_| ())
+        .measure(&run_of(&mix, &keys, WorkAmount::Operations(8_000)), &|_| ())
         .unwrap();
     assert_eq!((measured.operations, measured.errors), (8_000, 0));
     assert!(measured.misses > 500, "many removals and insertions come in vain");
@@ -144,7 +146,7 @@ fn a_simulated_run_can_be_run_again() {
     let measure = |seed| {
         let keys = KeySpace::spread(5_000);
         let config = SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() };
-        let run = run_of(&Mix::named("ycsb-a").unwrap(), &keys, Amount::Nanoseconds(5_000_000));
+        let run = run_of(&Mix::named("ycsb-a").unwrap(), &keys, WorkAmount::Nanoseconds(5_000_000));
         let measured = testbed(&config, &keys, 64 << 20).measure(&run, &|_| ()).unwrap();
         assert!((5_000_000..5_200_000).contains(&measured.elapsed_ns), "virtual time");
         (measured.operations, measured.elapsed_ns, measured.counters, measured.latency_ns)
@@ -158,7 +160,7 @@ fn a_full_memory_server_is_an_error_and_no_crash() {
     let keys = KeySpace::spread(1_000);
     let mix = Mix::named("insert-intensive").unwrap();
     let measured = testbed(&LocalConfig::default(), &keys, 1 << 17)
-        .measure(&run_of(&mix, &keys, Amount::Operations(50_000)), &|_| ())
+        .measure(&run_of(&mix, &keys, WorkAmount::Operations(50_000)), &|_| ())
         .unwrap();
     assert!(measured.errors > 1_000, "{} errors", measured.errors);
     assert!(matches!(measured.first_error, Some(IndexError::OutOfMemory { .. })));
@@ -174,7 +176,7 @@ fn a_dead_memory_server_is_an_error_and_no_crash() {
         ..Faults::default()
     };
     let config = SimConfig { faults, ..SimConfig::default() };
-    let run = run_of(&Mix::named("ycsb-a").unwrap(), &keys, Amount::Nanoseconds(10_000_000));
+    let run = run_of(&Mix::named("ycsb-a").unwrap(), &keys, WorkAmount::Nanoseconds(10_000_000));
     let measured = testbed(&config, &keys, 64 << 20).measure(&run, &|_| ()).unwrap();
     assert!(measured.errors > 0 && measured.errors < measured.operations);
     assert!(matches!(measured.first_error, Some(IndexError::Indeterminate(_))));
@@ -189,8 +191,8 @@ fn a_measurement_after_another_draws_other_operations() {
     let provider = SimConfig::default();
     let mut testbed = Testbed::<Dex>::start(&provider, services(64 << 20), &options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
-    let run = run_of(&Mix::named("read-only").unwrap(), &keys, Amount::Operations(400));
-    let run = Run { compute_servers: 1, threads: 1, ..run };
+    let run = run_of(&Mix::named("read-only").unwrap(), &keys, WorkAmount::Operations(400));
+    let run = BenchRun { compute_servers: 1, threads: 1, ..run };
     testbed.measure(&run, &|_| ()).unwrap();
     let second = testbed.measure(&run, &|_| ()).unwrap();
     assert!(second.counters.reads > 50, "{} READs for 400 operations", second.counters.reads);
@@ -202,20 +204,20 @@ fn a_full_key_space_is_an_error_and_no_endless_loop() {
     let mix = Mix::named("insert-intensive").unwrap();
     let mut testbed = testbed(&LocalConfig::default(), &keys, 64 << 20);
     let measured =
-        testbed.measure(&run_of(&mix, &keys, Amount::Operations(1_000)), &|_| ()).unwrap();
+        testbed.measure(&run_of(&mix, &keys, WorkAmount::Operations(1_000)), &|_| ()).unwrap();
     assert!((400..600).contains(&measured.errors), "{} errors", measured.errors);
 }
 
 /// A run with a timeline and a hotspot that shifts half-way.
-fn shifting_run(keys: &KeySpace, amount: Amount, interval: Interval) -> Run {
+fn shifting_run(keys: &KeySpace, amount: WorkAmount, interval: Interval) -> BenchRun {
     let mut run = run_of(&Mix::named("ycsb-a").unwrap(), keys, amount);
     run.stream.clustered = true;
-    run.shift = Some(HotspotShift { at: Moment::Share(0.5), by: 0.5 });
+    run.shift = Some(HotspotShift { at: MeasurementMoment::Share(0.5), by: 0.5 });
     run.timeline = Some(interval);
     run
 }
 
-fn counts_every_operation_once(provider: &impl Provider, amount: Amount, is_simulated: bool) {
+fn counts_every_operation_once(provider: &impl Provider, amount: WorkAmount, is_simulated: bool) {
     let keys = KeySpace::spread(5_000);
     for interval in [Interval::Parts(60), Interval::Nanoseconds(130_000)] {
         let run = shifting_run(&keys, amount, interval);
@@ -239,7 +241,7 @@ fn counts_every_operation_once(provider: &impl Provider, amount: Amount, is_simu
 
 #[test]
 fn the_timeline_has_every_operation_once() {
-    for amount in [Amount::Operations(10_001), Amount::Nanoseconds(4_000_000)] {
+    for amount in [WorkAmount::Operations(10_001), WorkAmount::Nanoseconds(4_000_000)] {
         counts_every_operation_once(&SimConfig::default(), amount, true);
         counts_every_operation_once(&LocalConfig::default(), amount, false);
     }
@@ -250,7 +252,7 @@ fn a_simulated_timeline_can_be_run_again() {
     let measure = |seed| {
         let keys = KeySpace::spread(5_000);
         let config = SimConfig { seed, ..SimConfig::default() };
-        let amount = Amount::Operations(20_000);
+        let amount = WorkAmount::Operations(20_000);
         let run = shifting_run(&keys, amount, Interval::Nanoseconds(100_000));
         testbed(&config, &keys, 64 << 20).measure(&run, &|_| ()).unwrap().timeline.unwrap()
     };
@@ -262,8 +264,10 @@ fn a_simulated_timeline_can_be_run_again() {
 fn without_a_timeline_nothing_else_changes() {
     let measure = |timeline| {
         let keys = KeySpace::spread(5_000);
-        let run =
-            Run { timeline, ..shifting_run(&keys, Amount::Operations(5_000), Interval::Parts(60)) };
+        let run = BenchRun {
+            timeline,
+            ..shifting_run(&keys, WorkAmount::Operations(5_000), Interval::Parts(60))
+        };
         testbed(&SimConfig::default(), &keys, 64 << 20).measure(&run, &|_| ()).unwrap()
     };
     let (without, with) = (measure(None), measure(Some(Interval::Parts(10))));
@@ -280,8 +284,8 @@ fn operations_count_for_the_owners_of_their_keys() {
     let provider = SimConfig::default();
     let mut testbed = Testbed::<Dex>::start(&provider, services(64 << 20), &options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
-    let run = shifting_run(&keys, Amount::Nanoseconds(4_000_000), Interval::Parts(8));
-    let run = Run { compute_servers: 4, ..run };
+    let run = shifting_run(&keys, WorkAmount::Nanoseconds(4_000_000), Interval::Parts(8));
+    let run = BenchRun { compute_servers: 4, ..run };
     let measured = testbed.measure(&run, &|_| ()).unwrap();
     let timeline = measured.timeline.unwrap();
     let middle = timeline.len() / 2;

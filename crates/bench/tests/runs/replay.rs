@@ -1,8 +1,8 @@
 //! Replaying a real block device's trace on every provider leaves the contents of a `BTreeMap`.
 
-use farleaf_bench::driver::Numbers;
+use farleaf_bench::driver::NumberForm;
 use farleaf_bench::trace::{TraceFormat, read_trace, replay, touched_keys};
-use farleaf_bench::workload::Operation;
+use farleaf_bench::workload::WorkloadOperation;
 use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace};
 use farleaf_fabric::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
@@ -10,7 +10,7 @@ use farleaf_fabric::shm::ShmConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::TcpConfig;
-use farleaf_fabric::{Backing, CounterSnapshot, Provider, ServerId};
+use farleaf_fabric::{CounterSnapshot, Provider, RegionBacking, ServerId};
 use farleaf_index::Design;
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
@@ -22,7 +22,7 @@ use std::path::Path;
 
 const SERVERS: u16 = 3;
 
-fn trace() -> Option<Vec<Operation>> {
+fn trace() -> Option<Vec<WorkloadOperation>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/block-io.csv.gz");
     if !path.exists() {
         println!("skipped: the trace {} is not there", path.display());
@@ -34,23 +34,23 @@ fn trace() -> Option<Vec<Operation>> {
 fn check<D: Design<Fixed8>>(
     provider: &impl Provider,
     options: &D::Options,
-    operations: &[Operation],
+    operations: &[WorkloadOperation],
 ) -> CounterSnapshot {
     // Every provider takes memory that processes can share.
-    let backing = Backing::Shared { huge_pages: false };
+    let backing = RegionBacking::Shared { huge_pages: false };
     let config = MemoryServerConfig { pool_bytes: 64 << 20, backing, ..Default::default() };
     let server =
         |number| Arc::new(MemoryServer::<Fixed8>::new(ServerId::new(number), &config).unwrap());
     let services = (0..SERVERS).map(server).collect();
-    let replayed = replay::<D, _>(provider, services, options, Numbers, operations, None);
+    let replayed = replay::<D, _>(provider, services, options, NumberForm, operations, None);
     let (measured, contents) = replayed.unwrap();
 
     let mut model = BTreeMap::new();
     let mut misses = 0;
     for operation in operations {
         match operation {
-            Operation::Get { key } => misses += u64::from(!model.contains_key(key)),
-            Operation::Upsert { key, value } => drop(model.insert(*key, *value)),
+            WorkloadOperation::Get { key } => misses += u64::from(!model.contains_key(key)),
+            WorkloadOperation::Upsert { key, value } => drop(model.insert(*key, *value)),
             other => panic!("a trace has no {other:?}"),
         }
     }
@@ -63,7 +63,7 @@ fn check<D: Design<Fixed8>>(
 fn check_coarse(
     provider: &impl Provider,
     partitioning: Partitioning<u64>,
-    operations: &[Operation],
+    operations: &[WorkloadOperation],
 ) {
     let cost = check::<Coarse>(provider, &CoarseOptions { partitioning }, operations);
     assert_eq!(cost.rpcs, operations.len() as u64, "one RPC for each request");

@@ -2,7 +2,8 @@
 //! balancer spreads a hotspot and then rests, and no operation fails because of moves.
 
 use farleaf_bench::driver::{
-    Amount, Change, HotspotShift, Measurement, Moment, PlannedChange, Reshaping, Run, Testbed,
+    BenchRun, HotspotShift, Measurement, MeasurementMoment, PlannedChange, Reshaping, Testbed,
+    TopologyChange, WorkAmount,
 };
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
@@ -24,7 +25,12 @@ fn services() -> Vec<Arc<MemoryServer<Fixed8>>> {
     (0..2).map(server).collect()
 }
 
-fn run_of(keys: &KeySpace, compute_servers: u16, amount: Amount, reshaping: Reshaping) -> Run {
+fn run_of(
+    keys: &KeySpace,
+    compute_servers: u16,
+    amount: WorkAmount,
+    reshaping: Reshaping,
+) -> BenchRun {
     let mix = Mix::named("ycsb-a").unwrap();
     let distribution = mix.distribution;
     let stream = StreamConfig {
@@ -37,7 +43,7 @@ fn run_of(keys: &KeySpace, compute_servers: u16, amount: Amount, reshaping: Resh
     };
     let timeline = Some(Interval::Parts(60));
     let own_keys = false;
-    Run {
+    BenchRun {
         stream,
         compute_servers,
         threads: 4,
@@ -57,11 +63,14 @@ fn dex(provider: &impl Provider, keys: &KeySpace, options: &DexOptions<u64>) -> 
 }
 
 fn order(at: f64, from: u16, to: u16, part: f64) -> PlannedChange {
-    PlannedChange { at: Moment::Share(at), change: Change::Move { from, to, part } }
+    PlannedChange {
+        at: MeasurementMoment::Share(at),
+        change: TopologyChange::Move { from, to, part },
+    }
 }
 
 /// A spare compute server takes half of one server's keys, and later all keys of another.
-fn join_and_leave(provider: &impl Provider, amount: Amount) -> Measurement {
+fn join_and_leave(provider: &impl Provider, amount: WorkAmount) -> Measurement {
     let keys = KeySpace::spread(20_000);
     let options = DexOptions {
         spare_compute_servers: 1,
@@ -80,7 +89,7 @@ fn join_and_leave(provider: &impl Provider, amount: Amount) -> Measurement {
 
 #[test]
 fn keys_move_when_it_is_ordered() {
-    for amount in [Amount::Operations(60_000), Amount::Nanoseconds(6_000_000)] {
+    for amount in [WorkAmount::Operations(60_000), WorkAmount::Nanoseconds(6_000_000)] {
         let measured = join_and_leave(&SimConfig::default(), amount);
         let timeline = measured.timeline.unwrap();
         let at = |made: usize| measured.changes[made].at_ns as f64 / timeline.elapsed_ns as f64;
@@ -98,7 +107,7 @@ fn keys_move_when_it_is_ordered() {
 
 #[test]
 fn keys_move_beside_real_threads() {
-    join_and_leave(&LocalConfig::default(), Amount::Operations(200_000));
+    join_and_leave(&LocalConfig::default(), WorkAmount::Operations(200_000));
 }
 
 /// With `own_keys`, clients of uninvolved compute servers do not wait for a move, and a newcomer's
@@ -116,7 +125,7 @@ fn who_asks_for_own_keys_is_not_disturbed() {
         changes: vec![order(0.5, 0, 2, 0.5)],
         ..Reshaping::default()
     };
-    let mut run = run_of(&keys, 2, Amount::Nanoseconds(20_000_000), reshaping);
+    let mut run = run_of(&keys, 2, WorkAmount::Nanoseconds(20_000_000), reshaping);
     run.own_keys = true;
     run.timeline = Some(Interval::Nanoseconds(200_000));
     let measured = dex(&SimConfig::default(), &keys, &options).measure(&run, &|_| ()).unwrap();
@@ -140,10 +149,10 @@ fn a_balancer_spreads_a_hotspot_and_rests() {
         ..DexOptions::with_boundaries(keys.boundaries(&[1; 4]), CacheOptions::default())
     };
     let reshaping = Reshaping { balance: true, ..Reshaping::default() };
-    let mut run = run_of(&keys, 4, Amount::Nanoseconds(60_000_000), reshaping);
+    let mut run = run_of(&keys, 4, WorkAmount::Nanoseconds(60_000_000), reshaping);
     run.stream.clustered = true;
     run.stream.distribution = "zipfian:0.9".parse().unwrap();
-    run.shift = Some(HotspotShift { at: Moment::Share(0.5), by: 0.5 });
+    run.shift = Some(HotspotShift { at: MeasurementMoment::Share(0.5), by: 0.5 });
     run.timeline = Some(Interval::Nanoseconds(1_000_000));
     let measured = dex(&SimConfig::default(), &keys, &options).measure(&run, &|_| ()).unwrap();
     assert_eq!((measured.errors, measured.misses), (0, 0));
@@ -172,7 +181,7 @@ fn designs_that_cannot_say_so() {
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let changes = vec![order(0.5, 0, 1, 1.0)];
     let reshaping = Reshaping { balance: true, changes, ..Reshaping::default() };
-    let run = run_of(&keys, 2, Amount::Operations(2_000), reshaping);
+    let run = run_of(&keys, 2, WorkAmount::Operations(2_000), reshaping);
     let measured = testbed.measure(&run, &|_| ()).unwrap();
     assert_eq!((measured.errors, measured.changes.len()), (0, 2));
     let refused = |error: &IndexError| matches!(error, IndexError::InvalidArgument(_));
@@ -189,7 +198,7 @@ fn what_is_written_back_by_age_counts() {
         let options = DexOptions::with_boundaries(keys.boundaries(&[1; 2]), cache);
         let reshaping =
             Reshaping { write_back: (write_back_ns > 0).into(), ..Reshaping::default() };
-        let run = run_of(&keys, 2, Amount::Nanoseconds(20_000_000), reshaping);
+        let run = run_of(&keys, 2, WorkAmount::Nanoseconds(20_000_000), reshaping);
         let measured = dex(&SimConfig::default(), &keys, &options).measure(&run, &|_| ()).unwrap();
         assert_eq!((measured.errors, measured.misses), (0, 0));
         assert!(measured.operations > 10_000, "{measured:?}");

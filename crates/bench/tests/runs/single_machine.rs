@@ -1,7 +1,7 @@
 //! The single machine as an index design: it passes the suite of all designs, moves nothing over
 //! the fabric, and accounts for its memory.
 
-use farleaf_bench::driver::{Amount, Measurement, Reshaping, Run, Testbed};
+use farleaf_bench::driver::{BenchRun, Measurement, Reshaping, Testbed, WorkAmount};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
@@ -64,11 +64,11 @@ fn testbed(provider: &impl Provider, keys: &KeySpace) -> Testbed<SingleMachine> 
     testbed
 }
 
-fn measure(testbed: &mut Testbed<SingleMachine>, run: &Run) -> Measurement {
+fn measure(testbed: &mut Testbed<SingleMachine>, run: &BenchRun) -> Measurement {
     testbed.measure(run, &|_| ()).unwrap()
 }
 
-fn run_of(mix: &Mix, keys: &KeySpace, threads: u16) -> Run {
+fn run_of(mix: &Mix, keys: &KeySpace, threads: u16) -> BenchRun {
     let stream = StreamConfig {
         mix: mix.clone(),
         distribution: mix.distribution,
@@ -77,8 +77,8 @@ fn run_of(mix: &Mix, keys: &KeySpace, threads: u16) -> Run {
         seed: 7,
         harness: Harness::default(),
     };
-    let amount = Amount::Operations(4_001);
-    Run {
+    let amount = WorkAmount::Operations(4_001);
+    BenchRun {
         stream,
         compute_servers: 2,
         threads,

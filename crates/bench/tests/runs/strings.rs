@@ -1,19 +1,19 @@
 //! Runs over byte strings: every key that a workload uses is present, with the value that the
 //! workload gave it, and costs match the layout.
 
-use farleaf_bench::driver::{Amount, Run, Testbed};
-use farleaf_bench::strings::{KeyForm, Strings};
+use farleaf_bench::driver::{BenchRun, Testbed, WorkAmount};
+use farleaf_bench::strings::{KeyForm, StringForm};
 use farleaf_bench::workload::Mix;
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{Naming, Scan};
+use farleaf_index::{Naming, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 
-type Small = Strings<128>;
+type Small = StringForm<128>;
 
 fn testbed(strings: &Small, cache_bytes: u64) -> Testbed<Dex, Small> {
     let config = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };
@@ -28,20 +28,20 @@ fn testbed(strings: &Small, cache_bytes: u64) -> Testbed<Dex, Small> {
     testbed
 }
 
-fn run_of(mix: &str, strings: &Small, operations: u64) -> Run {
-    let amount = Amount::Operations(operations);
+fn run_of(mix: &str, strings: &Small, operations: u64) -> BenchRun {
+    let amount = WorkAmount::Operations(operations);
     super::driver::run_of(&Mix::named(mix).unwrap(), strings.keys(), amount)
 }
 
 #[test]
 fn every_workload_finds_its_keys() {
     for (form, values) in [(KeyForm::Ycsb, 60..=190), (KeyForm::Dlsm, 8..=8)] {
-        let strings = Strings::new(&form, 5_000, values, true).unwrap();
+        let strings = StringForm::new(&form, 5_000, values, true).unwrap();
         let mut testbed = testbed(&strings, 1 << 20);
         for mix in ["write-intensive", "insert-intensive", "ycsb-e", "ycsb-f", "read-only"] {
             let before = testbed.records();
             let run = run_of(mix, &strings, 2_000);
-            for run in [run.clone(), Run { batch: 8, ..run }] {
+            for run in [run.clone(), BenchRun { batch: 8, ..run }] {
                 let measured = testbed.measure(&run, &|_| ()).unwrap();
                 assert_eq!((measured.errors, measured.misses), (0, 0), "{mix} on {form}");
             }
@@ -49,7 +49,7 @@ fn every_workload_finds_its_keys() {
             assert_eq!(testbed.records() > before, inserts, "{mix}");
         }
         // Every record has a name, or the scan would panic, and none is missing.
-        let records = testbed.scan(&Scan::range(..)).unwrap();
+        let records = testbed.scan(&ScanResult::range(..)).unwrap();
         assert_eq!(records.len() as u64, testbed.records());
         let key = strings.keys().key(17);
         let found = records.iter().find(|(found, _)| *found == key);
@@ -66,8 +66,8 @@ fn prefixes_save_reads() {
     let path = std::env::temp_dir().join(format!("farleaf-lines-{}", std::process::id()));
     std::fs::write(&path, lines).unwrap();
     let form = KeyForm::File(path.clone());
-    let urls = Strings::new(&form, 40_000, 8..=8, false).unwrap();
-    let words = Strings::new(&KeyForm::Dlsm, 40_000, 8..=8, false).unwrap();
+    let urls = StringForm::new(&form, 40_000, 8..=8, false).unwrap();
+    let words = StringForm::new(&KeyForm::Dlsm, 40_000, 8..=8, false).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert!(urls.record_bytes().0 > 2.0 * words.record_bytes().0);
     let reads = |strings: &Small| {

@@ -4,11 +4,11 @@
 //! Traces without a column of operations were refused, and those of reads only were replayed on an
 //! empty index, with a hit ratio of 0.9999995 and no word about the records that were not there.
 
-use farleaf_bench::driver::{Form, Numbers};
+use farleaf_bench::driver::{KeyValueForm, NumberForm};
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::strings::Strings;
+use farleaf_bench::strings::StringForm;
 use farleaf_bench::trace::{FORMATS, Trace, TraceFormat, read_trace, replay};
-use farleaf_bench::workload::Operation;
+use farleaf_bench::workload::WorkloadOperation;
 use farleaf_fabric::ServerId;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
@@ -115,13 +115,15 @@ fn written(trace: &Trace) -> String {
         }
     };
     let requests = (0..).zip(&trace.operations).map(|(position, operation)| match *operation {
-        Operation::Get { key: number } => format!("R{}", key(number)),
-        Operation::Upsert { key: number, value } => {
+        WorkloadOperation::Get { key: number } => format!("R{}", key(number)),
+        WorkloadOperation::Upsert { key: number, value } => {
             assert_eq!(value, position);
             format!("W{}", key(number))
         }
-        Operation::Remove { key: number } => format!("D{}", key(number)),
-        Operation::Scan { from, limit, reverse: false } => format!("S{}:{limit}", key(from)),
+        WorkloadOperation::Remove { key: number } => format!("D{}", key(number)),
+        WorkloadOperation::Scan { from, limit, reverse: false } => {
+            format!("S{}:{limit}", key(from))
+        }
         other => panic!("a trace has no {other:?}"),
     });
     requests.collect::<Vec<_>>().join(" ")
@@ -133,17 +135,19 @@ fn model(trace: &Trace, loaded: Option<&KeySpace>) -> (BTreeMap<u64, u64>, u64) 
     let mut found = 0;
     for operation in &trace.operations {
         match *operation {
-            Operation::Get { key } => found += u64::from(map.contains_key(&key)),
-            Operation::Scan { from, .. } => found += u64::from(map.range(from..).next().is_some()),
-            Operation::Upsert { key, value } => drop(map.insert(key, value)),
-            Operation::Remove { key } => drop(map.remove(&key)),
+            WorkloadOperation::Get { key } => found += u64::from(map.contains_key(&key)),
+            WorkloadOperation::Scan { from, .. } => {
+                found += u64::from(map.range(from..).next().is_some())
+            }
+            WorkloadOperation::Upsert { key, value } => drop(map.insert(key, value)),
+            WorkloadOperation::Remove { key } => drop(map.remove(&key)),
             other => panic!("a trace has no {other:?}"),
         }
     }
     (map, found)
 }
 
-fn check<D: Design<O::Layout>, O: Form>(trace: &Trace, options: &D::Options, form: &O) {
+fn check<D: Design<O::Layout>, O: KeyValueForm>(trace: &Trace, options: &D::Options, form: &O) {
     let keys = trace.keys();
     for loaded in [None, Some(&keys)] {
         let config = MemoryServerConfig { pool_bytes: 8 << 20, ..MemoryServerConfig::default() };
@@ -171,11 +175,11 @@ fn each_form_is_read_as_it_is_described_and_replays() {
         assert_eq!(written(&trace), expected, "{name} as {format} {changes}");
         match trace.strings.clone() {
             None => {
-                check::<Coarse, _>(&trace, &hash, &Numbers);
-                check::<Fine, _>(&trace, &FineOptions::default(), &Numbers);
+                check::<Coarse, _>(&trace, &hash, &NumberForm);
+                check::<Fine, _>(&trace, &FineOptions::default(), &NumberForm);
             }
             Some(keys) => {
-                let form = Strings::<128>::listed(keys, 8..=40, None, false).unwrap();
+                let form = StringForm::<128>::listed(keys, 8..=40, None, false).unwrap();
                 check::<Fine, _>(&trace, &FineOptions::default(), &form);
             }
         }
@@ -204,6 +208,6 @@ fn hashed_keys_are_numbers() {
             |trace: &Trace| trace.operations.iter().map(std::mem::discriminant).collect::<Vec<_>>();
         assert_eq!(kinds(&hashed), kinds(&plain), "{name}");
         let hash = CoarseOptions { partitioning: Partitioning::Hash };
-        check::<Coarse, _>(&hashed, &hash, &Numbers);
+        check::<Coarse, _>(&hashed, &hash, &NumberForm);
     }
 }

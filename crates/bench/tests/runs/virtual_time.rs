@@ -8,7 +8,7 @@
 use farleaf_bench::driver::Testbed;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
-use farleaf_bench::workload::Operation;
+use farleaf_bench::workload::WorkloadOperation;
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions};
@@ -85,15 +85,15 @@ fn server() -> Arc<MemoryServer<Fixed8>> {
 }
 
 /// The operations of the table, on a loaded key and on a new one beside it.
-fn operations(keys: &KeySpace) -> [(&'static str, Operation); 5] {
+fn operations(keys: &KeySpace) -> [(&'static str, WorkloadOperation); 5] {
     let (key, _) = keys.records().nth(KEYS as usize / 2).unwrap();
     let new = key + 1;
     [
-        ("get", Operation::Get { key }),
-        ("upsert", Operation::Upsert { key, value: 7 }),
-        ("insert", Operation::Insert { key: new, value: 7 }),
-        ("remove", Operation::Remove { key: new }),
-        ("scan of 10", Operation::Scan { from: key, limit: 10, reverse: false }),
+        ("get", WorkloadOperation::Get { key }),
+        ("upsert", WorkloadOperation::Upsert { key, value: 7 }),
+        ("insert", WorkloadOperation::Insert { key: new, value: 7 }),
+        ("remove", WorkloadOperation::Remove { key: new }),
+        ("scan of 10", WorkloadOperation::Scan { from: key, limit: 10, reverse: false }),
     ]
 }
 
@@ -109,7 +109,7 @@ fn times<D: Design<Fixed8>>(
     let mut testbed = Testbed::<D>::start(&provider, vec![server()], options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
     let operations = operations(&keys);
-    let replay = |operations: &[Operation]| {
+    let replay = |operations: &[WorkloadOperation]| {
         let measured = testbed.replay(operations, &|_| ()).unwrap();
         assert_eq!(measured.first_error, None, "{}", D::NAME);
         assert_eq!(measured.misses, 0, "{}: {operations:?}", D::NAME);

@@ -11,12 +11,12 @@ use farleaf_cluster::balance::balance_until;
 use farleaf_cluster::compute::{boundaries_of, first_map};
 use farleaf_cluster::launch::{self, LaunchOptions};
 use farleaf_cluster::layouts::BlockSettings;
-use farleaf_cluster::records::{IndexName, Transport};
-use farleaf_cluster::stop::Stop;
+use farleaf_cluster::records::{IndexName, PoolTransport};
+use farleaf_cluster::stop::StopSignal;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
 use farleaf_command_line::{units, usage};
-use farleaf_dlsm::MOST_SHARDS;
+use farleaf_dlsm::MAX_SHARDS;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -34,7 +34,7 @@ const MOVE_WITHIN: Duration = Duration::from_secs(30);
     state.\n\nExit codes: 0 success, 1 a server died or the cluster did not serve in time, 2 invalid command line or \
     file."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct ClusterArguments {
     #[command(flatten)]
     common: Common,
     /// Keep all files of the cluster in this folder, created if missing
@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     cluster: String,
     /// Connect compute servers to memory servers over tcp, shm or verbs
     #[arg(long, value_name = "TRANSPORT")]
-    transport: Transport,
+    transport: PoolTransport,
     /// Run this many memory servers
     #[arg(long, value_name = "M", value_parser = servers)]
     memory_servers: u16,
@@ -121,7 +121,7 @@ fn flag(name: &str, value: impl ToString) -> [OsString; 2] {
     [name.into(), value.to_string().into()]
 }
 
-impl Arguments {
+impl ClusterArguments {
     /// The lowest key of each compute server but the first, as text without commas; empty if no
     /// option sets them.
     fn boundaries<L: FromRows>(&self) -> anyhow::Result<Vec<String>> {
@@ -161,7 +161,7 @@ fn first<K, V>((key, _): (K, V)) -> K {
 }
 
 /// Runs a cluster until a signal ends it. Returns whether no server died.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
+pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
     let stop = arguments.common.start()?;
     let mut common = flag("--term-seconds", arguments.term_seconds.as_secs_f64()).to_vec();
     if arguments.metrics {
@@ -181,9 +181,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         return usage("--shards and --most-shards are for --index dlsm");
     }
     let shards = usize::from(arguments.shards) * usize::from(arguments.compute_servers);
-    if index == IndexName::Dlsm && shards > MOST_SHARDS {
+    if index == IndexName::Dlsm && shards > MAX_SHARDS {
         return usage(format!(
-            "--shards {} on {} compute servers are {shards}, and an index has at most {MOST_SHARDS}",
+            "--shards {} on {} compute servers are {shards}, and an index has at most {MAX_SHARDS}",
             arguments.shards, arguments.compute_servers
         ));
     }
@@ -212,7 +212,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
         program: std::env::current_exe().context("cannot find the path of this program")?,
     };
     std::thread::scope(|scope| {
-        let over = Stop::default();
+        let over = StopSignal::default();
         let balance = || {
             let place = ClusterLocation::of_folder(&arguments.dir, &arguments.cluster);
             let over = over.clone();

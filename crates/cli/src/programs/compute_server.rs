@@ -31,7 +31,7 @@ fn offload() -> impl TypedValueParser<Value = OffloadName> {
     --cache-bytes 16Gi --threads 8 \\\n    --catalog 10.0.0.6:7400 --token-file /etc/farleaf/token\n\nOn SIGTERM and SIGINT it writes \
     everything back and ends."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct ComputeServerArguments {
     #[command(flatten)]
     common: Common,
     /// Join the cluster of this name
@@ -96,7 +96,7 @@ pub(crate) struct Arguments {
 }
 
 /// Runs a compute server until a signal ends it.
-pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: ComputeServerArguments) -> anyhow::Result<()> {
     let stop = arguments.common.start()?;
     if arguments.io_threads.is_some() {
         eprintln!(

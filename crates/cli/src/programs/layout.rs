@@ -3,7 +3,7 @@
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use farleaf_bench::InputError;
-use farleaf_bench::input::{CsvOptions, Rows, TextRow};
+use farleaf_bench::input::{CsvOptions, InputRows, TextRow};
 use farleaf_cluster::config::ConfigError;
 use farleaf_cluster::layouts::{BlockSettings, ClusterLayout, LayoutName};
 use farleaf_cluster::records::IndexName;
@@ -88,20 +88,20 @@ type NextRecord<L> = Result<Option<(OwnedKey<L>, OwnedValue<L>)>, InputError>;
 
 /// A layout whose records are read from files.
 pub(super) trait FromRows: ClusterLayout {
-    fn open(path: &Path, reading: &Reading) -> anyhow::Result<Rows>;
+    fn open(path: &Path, reading: &Reading) -> anyhow::Result<InputRows>;
 
-    fn next(rows: &mut Rows, notation: Notation) -> NextRecord<Self>;
+    fn next(rows: &mut InputRows, notation: Notation) -> NextRecord<Self>;
 }
 
 impl FromRows for Fixed8 {
-    fn open(path: &Path, reading: &Reading) -> anyhow::Result<Rows> {
+    fn open(path: &Path, reading: &Reading) -> anyhow::Result<InputRows> {
         if !reading.has_header {
             return usage("--no-header is for byte strings: files of numbers need no header");
         }
-        Ok(Rows::open(path, &reading.csv)?)
+        Ok(InputRows::open(path, &reading.csv)?)
     }
 
-    fn next(rows: &mut Rows, _notation: Notation) -> Result<Option<(u64, u64)>, InputError> {
+    fn next(rows: &mut InputRows, _notation: Notation) -> Result<Option<(u64, u64)>, InputError> {
         rows.next_record()
     }
 }
@@ -110,11 +110,14 @@ impl<const WORDS: usize> FromRows for Bytes<WORDS>
 where
     Self: ClusterLayout + Layout<Key = [u8], Value = [u8]>,
 {
-    fn open(path: &Path, reading: &Reading) -> anyhow::Result<Rows> {
-        Ok(Rows::open_text(path, &reading.csv, reading.has_header)?)
+    fn open(path: &Path, reading: &Reading) -> anyhow::Result<InputRows> {
+        Ok(InputRows::open_text(path, &reading.csv, reading.has_header)?)
     }
 
-    fn next(rows: &mut Rows, notation: Notation) -> Result<Option<(Vec<u8>, Vec<u8>)>, InputError> {
+    fn next(
+        rows: &mut InputRows,
+        notation: Notation,
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>, InputError> {
         let Some(TextRow { key, value, number }) = rows.next_text()? else { return Ok(None) };
         let key = <[u8]>::parse(key, notation);
         let value = match value {

@@ -5,7 +5,7 @@ use super::{Common, address, duration, servers};
 use clap::Args;
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::memory_server::{self, CatalogPlace, Creates, MemoryServerOptions};
-use farleaf_cluster::records::Transport;
+use farleaf_cluster::records::PoolTransport;
 use farleaf_command_line::units;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use std::time::Duration;
     --transport tcp --listen 10.0.0.7:7401 --pool-bytes 64Gi \\\n    --catalog 10.0.0.6:7400 \
     --token-file /etc/farleaf/token\n\nIt ends on SIGTERM and SIGINT, and its content is lost then."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct MemoryServerArguments {
     #[command(flatten)]
     common: Common,
     /// Join the cluster of this name
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     pub(super) number: u16,
     /// Serve compute servers over tcp, shm or verbs
     #[arg(long, value_name = "TRANSPORT")]
-    transport: Transport,
+    transport: PoolTransport,
     /// Listen at this host and port, a name or an IP address, over tcp or to set up RDMA
     /// connections; port 0 lets the system choose
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = address)]
@@ -90,7 +90,7 @@ pub(crate) struct Arguments {
 }
 
 /// Runs a memory server until a signal ends it.
-pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: MemoryServerArguments) -> anyhow::Result<()> {
     let stop = arguments.common.start()?;
     let catalog = match (arguments.catalog, arguments.catalog_listen, arguments.catalog_state) {
         (None, Some(listen), Some(state)) => {

@@ -20,10 +20,10 @@ use farleaf_cluster::address::HostPort;
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::config::{ConfigError, flags_of_file, read_token};
 use farleaf_cluster::error::ProgramError;
-use farleaf_cluster::launch::{Folder, end_with_parent};
+use farleaf_cluster::launch::{LauncherFolder, end_with_parent};
 use farleaf_cluster::logging::{self, Level};
-use farleaf_cluster::records::Keys;
-use farleaf_cluster::stop::Stop;
+use farleaf_cluster::records::CatalogKeys;
+use farleaf_cluster::stop::StopSignal;
 use farleaf_fabric::handshake::Token;
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -56,9 +56,9 @@ pub(crate) struct Common {
 
 impl Common {
     /// Starts the log and the handling of signals.
-    fn start(&self) -> anyhow::Result<Stop> {
+    fn start(&self) -> anyhow::Result<StopSignal> {
         logging::start(Level::choose(self.log).map_err(ConfigError::Settings)?);
-        let stop = Stop::on_signals().context("cannot catch signals")?;
+        let stop = StopSignal::on_signals().context("cannot catch signals")?;
         if let Some(parent) = self.parent {
             end_with_parent(parent).context("cannot watch the parent process")?;
         }
@@ -94,7 +94,7 @@ impl ClusterLocation {
     fn find(&self) -> anyhow::Result<(CatalogAddress, Token)> {
         let (address, token_file) = match (&self.dir, &self.catalog, &self.token_file) {
             (Some(dir), ..) => {
-                let folder = Folder(dir.clone());
+                let folder = LauncherFolder(dir.clone());
                 // If the folder has no running cluster, report that the cluster does not serve.
                 let running = folder.catalog().map_err(|error| match error {
                     ConfigError::File { .. } if dir.is_dir() => {
@@ -112,8 +112,8 @@ impl ClusterLocation {
     }
 
     /// The cluster's keys in the catalog.
-    fn keys(&self) -> anyhow::Result<Keys> {
-        let keys = Keys::new(&self.cluster);
+    fn keys(&self) -> anyhow::Result<CatalogKeys> {
+        let keys = CatalogKeys::new(&self.cluster);
         Ok(keys.map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", self.cluster)))?)
     }
 }
@@ -162,7 +162,7 @@ pub(crate) fn with_file(arguments: Vec<OsString>) -> Result<Vec<OsString>, Confi
     let Some(path) = file_among(&arguments[1..]).filter(|_| WITH_FILES.contains(&name)) else {
         return Ok(arguments);
     };
-    let command = crate::Arguments::command();
+    let command = crate::FarleafArguments::command();
     let command = command.find_subcommand(name).expect("these are commands");
     let flags: Vec<&str> = command.get_arguments().filter_map(|flag| flag.get_long()).collect();
     let said = flags_of_file(&path, &flags)?;
@@ -186,8 +186,9 @@ mod tests {
         let whole = with_file(words(&line)).unwrap();
         assert_eq!(whole[2..4], words(&["--number=3", "--pool-bytes=64Mi"])[..]);
         let required = ["--token-file", "t", "--catalog", "127.0.0.1:1", "--transport", "tcp"];
-        let parsed = crate::Arguments::try_parse_from([whole, words(&required)].concat()).unwrap();
-        let crate::Command::MemoryServer(server) = parsed.command else {
+        let parsed =
+            crate::FarleafArguments::try_parse_from([whole, words(&required)].concat()).unwrap();
+        let crate::FarleafCommand::MemoryServer(server) = parsed.command else {
             panic!("another command")
         };
         assert_eq!((server.number, server.pool_bytes), (4, 64 << 20));

@@ -6,16 +6,16 @@ use super::client::{OperationTimeout, locate};
 use anyhow::{Context, bail};
 use clap::Args;
 use farleaf_cluster::balance::balance_until;
-use farleaf_cluster::client::{Client, Connection, Located};
+use farleaf_cluster::client::{ClusterClient, ClusterConnection, Located};
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::logging::{self, Level};
-use farleaf_cluster::stop::Stop;
+use farleaf_cluster::stop::StopSignal;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
 use farleaf_command_line::units;
 use farleaf_index::client::drain_to;
 use farleaf_index::partition::BalanceTarget;
-use farleaf_index::{IndexError, RangeIndex, Reshaped, Scan};
+use farleaf_index::{IndexError, RangeIndex, Reshaped, ScanResult};
 use farleaf_page::OwnedKey;
 use farleaf_pool::wire::ErrorCode;
 use futures_util::future::{Either, select};
@@ -86,13 +86,13 @@ pub(crate) struct BalanceArguments {
 
 /// The time until a move has to end.
 #[derive(Clone, Copy)]
-struct Deadline {
+struct MoveDeadline {
     after: Duration,
     at_ns: u64,
 }
 
-impl Deadline {
-    fn from_now<L: ClusterLayout>(client: &Client<L>, after: Duration) -> Self {
+impl MoveDeadline {
+    fn from_now<L: ClusterLayout>(client: &ClusterClient<L>, after: Duration) -> Self {
         use farleaf_fabric::Fabric as _;
         let after_ns = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
         Self { after, at_ns: client.fabric().now_ns().saturating_add(after_ns) }
@@ -101,7 +101,7 @@ impl Deadline {
     /// The outcome of `work`, or `late` if it does not end by the deadline.
     async fn bounds<L: ClusterLayout, T>(
         self,
-        client: &Client<L>,
+        client: &ClusterClient<L>,
         work: impl Future<Output = Result<T, IndexError>>,
         late: impl FnOnce() -> String,
     ) -> anyhow::Result<T> {
@@ -140,7 +140,7 @@ impl MoveTimeout {
 /// The boundary key if `percent` of the keys of `from` move: the first key that stays behind,
 /// counted from the end of the range that faces the taker. `None` if all move.
 async fn boundary<L: ClusterLayout>(
-    client: &Client<L>,
+    client: &ClusterClient<L>,
     from: u16,
     to: u16,
     percent: u8,
@@ -157,7 +157,7 @@ async fn boundary<L: ClusterLayout>(
     let mut keys = Vec::new();
     let mut lower = Bound::Included(range.low);
     loop {
-        let scan = Scan::range((lower, upper.clone())).limit(COUNTED_TOGETHER);
+        let scan = ScanResult::range((lower, upper.clone())).limit(COUNTED_TOGETHER);
         let records = client.scan(&scan).await?;
         let is_full = records.len() == COUNTED_TOGETHER;
         keys.extend(records.into_iter().map(|(key, _)| key));
@@ -177,7 +177,7 @@ async fn boundary<L: ClusterLayout>(
 
 /// Moves keys. Retries while another move or a merge prevents this.
 async fn move_patiently<L: ClusterLayout>(
-    client: &Client<L>,
+    client: &ClusterClient<L>,
     from: u16,
     to: u16,
     near: Option<&L::Key>,
@@ -199,7 +199,7 @@ async fn move_patiently<L: ClusterLayout>(
 }
 
 fn tell<L: ClusterLayout>(
-    client: &Client<L>,
+    client: &ClusterClient<L>,
     from: u16,
     to: u16,
     moved: &Reshaped,
@@ -229,13 +229,13 @@ pub(crate) fn move_keys(arguments: &MoveArguments) -> anyhow::Result<()> {
 }
 
 fn move_part<L: ClusterLayout>(
-    connection: &Connection<L>,
+    connection: &ClusterConnection<L>,
     (from, to): (u16, u16),
     percent: u8,
     within: Duration,
 ) -> anyhow::Result<()> {
     connection.run(async |client| -> anyhow::Result<()> {
-        let deadline = Deadline::from_now(&client, within);
+        let deadline = MoveDeadline::from_now(&client, within);
         let moved = async {
             let counted = farleaf_command_line::output::bar("keys counted", None);
             let counting = boundary::<L>(&client, from, to, percent, &counted);
@@ -263,7 +263,7 @@ pub(crate) fn drain(arguments: &DrainArguments) -> anyhow::Result<()> {
 }
 
 fn drain_one<L: ClusterLayout>(
-    connection: &Connection<L>,
+    connection: &ClusterConnection<L>,
     number: u16,
     within: Duration,
 ) -> anyhow::Result<()> {
@@ -277,7 +277,7 @@ fn drain_one<L: ClusterLayout>(
             bail!("compute server {number} owns all keys: there is no other to move them to");
         };
         let moving = move_patiently::<L>(&client, number, to, None);
-        let deadline = Deadline::from_now(&client, within);
+        let deadline = MoveDeadline::from_now(&client, within);
         let moved = deadline.bounds(&client, moving, is_unknown).await;
         let moved = moved.with_context(|| format!("cannot drain compute server {number}"))?;
         tell::<L>(&client, number, to, &moved)
@@ -288,7 +288,7 @@ fn drain_one<L: ClusterLayout>(
 pub(crate) fn balance(arguments: &BalanceArguments) -> anyhow::Result<()> {
     let level = Level::choose(arguments.log);
     logging::start(level.map_err(farleaf_cluster::config::ConfigError::Settings)?);
-    let stop = Stop::on_signals().context("cannot catch signals")?;
+    let stop = StopSignal::on_signals().context("cannot catch signals")?;
     // If the cluster cannot be found, fail. If it goes away later, wait for it.
     let locate = || arguments.timeout.locate(&arguments.place);
     let located = locate()?;

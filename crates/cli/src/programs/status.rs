@@ -5,7 +5,7 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use farleaf_cluster::catalog::open;
 use farleaf_cluster::scrape::Scraper;
-use farleaf_cluster::status::{ClusterStatus, Row};
+use farleaf_cluster::status::{ClusterStatus, StatusRow};
 use serde_json::Value;
 use std::io::Write;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use std::time::Duration;
     10.0.0.6:7400 --token-file /etc/farleaf/token\n\nExit codes: 0 the cluster serves, 1 it does not, 2 invalid command line or \
     file."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct StatusArguments {
     #[command(flatten)]
     place: ClusterLocation,
     /// Print JSON
@@ -40,7 +40,7 @@ struct Shares {
 }
 
 impl Shares {
-    fn ask(rows: &[Row]) -> std::io::Result<Self> {
+    fn ask(rows: &[StatusRow]) -> std::io::Result<Self> {
         let with_metrics = rows.iter().filter(|row| !row.metrics.is_empty());
         let addresses: Vec<String> = with_metrics.map(|row| row.metrics.clone()).collect();
         let mut answers = Scraper::new()?.ask(&addresses, ASK).into_iter();
@@ -57,7 +57,7 @@ impl Shares {
             of_kind.filter_map(|(_, number)| *number).sum::<f64>()
         };
         let sums = [sum(false), sum(true)];
-        let part = |(row, number): (&Row, &Option<f64>)| {
+        let part = |(row, number): (&StatusRow, &Option<f64>)| {
             let whole = sums[usize::from(row.is_memory())];
             number.filter(|_| whole > 0.0).map(|number| number / whole)
         };
@@ -76,8 +76,8 @@ impl Shares {
     }
 
     /// Reorders the shares to match another list of rows.
-    fn of(self, asked: &[Row], rows: &[Row]) -> Self {
-        let part = |row: &Row| {
+    fn of(self, asked: &[StatusRow], rows: &[StatusRow]) -> Self {
+        let part = |row: &StatusRow| {
             let place = asked.iter().position(|asked| asked.server == row.server)?;
             self.parts[place]
         };
@@ -85,7 +85,7 @@ impl Shares {
     }
 }
 
-fn table(rows: &[Row], shares: &Shares) -> Table {
+fn table(rows: &[StatusRow], shares: &Shares) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(["server", "state", "address", "epoch", "holds", "share", "metrics"]);
@@ -130,7 +130,7 @@ fn as_json(standing: &ClusterStatus) -> serde_json::Result<Value> {
 }
 
 /// Prints the state of a cluster; returns whether it serves.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
+pub(crate) fn run(arguments: &StatusArguments) -> anyhow::Result<bool> {
     show(&arguments.place, arguments.json)
 }
 

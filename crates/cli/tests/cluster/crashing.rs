@@ -2,10 +2,10 @@
 
 use crate::launched::{Launched, eventually, farleaf, signal, stop, text};
 use crate::serving::{DEADLINE, compute, connect, serving};
-use farleaf_cluster::client::Client;
-use farleaf_cluster::clock::Clock;
-use farleaf_cluster::stop::Stop;
-use farleaf_index::{IndexError, RangeIndex, Scan};
+use farleaf_cluster::client::ClusterClient;
+use farleaf_cluster::clock::MonotonicClock;
+use farleaf_cluster::stop::StopSignal;
+use farleaf_index::{IndexError, RangeIndex, ScanResult};
 use futures_util::future::join_all;
 use rustix::process::Signal;
 use std::cell::RefCell;
@@ -32,9 +32,9 @@ pub(crate) fn kill_and_await(cluster: &mut Launched, number: u16) {
 
 /// Reads all records by scans in both directions, which must agree with each other and with gets of
 /// these keys.
-pub(crate) async fn read_in_every_way(client: &Client, keys: &[u64]) -> BTreeMap<u64, u64> {
-    let up = client.scan(&Scan::range(..)).await.unwrap();
-    let mut down = client.scan(&Scan::range(..).reverse()).await.unwrap();
+pub(crate) async fn read_in_every_way(client: &ClusterClient, keys: &[u64]) -> BTreeMap<u64, u64> {
+    let up = client.scan(&ScanResult::range(..)).await.unwrap();
+    let mut down = client.scan(&ScanResult::range(..).reverse()).await.unwrap();
     down.reverse();
     assert!(up == down, "{} records upwards, {} downwards", up.len(), down.len());
     let found: BTreeMap<u64, u64> = up.into_iter().collect();
@@ -210,7 +210,7 @@ fn kill_under_load(transport: &str, run_for: Duration, both: bool) -> (usize, us
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let (clock, ended) = (Clock::start(), AtomicBool::new(false));
+    let (clock, ended) = (MonotonicClock::start(), AtomicBool::new(false));
     let keys: Vec<u64> = (0..WRITERS * KEYS_OF_A_WRITER).map(|n| spread(n) | 1).collect();
     let connection = connect(&cluster, DEADLINE);
     let (written, killed) = std::thread::scope(|scope| {
@@ -238,7 +238,7 @@ fn kill_under_load(transport: &str, run_for: Duration, both: bool) -> (usize, us
                 Ok::<_, IndexError>(written.collect::<Vec<_>>())
             })
         });
-        Stop::default().wait(run_for);
+        StopSignal::default().wait(run_for);
         let killed = clock.elapsed();
         let doomed = if both { vec![0, 1] } else { vec![0] };
         let pids: Vec<_> =

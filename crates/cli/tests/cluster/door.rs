@@ -5,7 +5,7 @@
 use crate::launched::{Launched, eventually, signal, stop, text};
 use crate::serving::{KEYS, compute, serving};
 use farleaf::{ConnectOptions, Error, Exchange, Index, connect, connect_bytes};
-use farleaf_cluster::clock::Clock;
+use farleaf_cluster::clock::MonotonicClock;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use rand::rngs::SmallRng;
@@ -274,7 +274,7 @@ fn a_kept_handle_outlives_a_killed_compute_server() {
     for round in 0..2 {
         let before = compute(&cluster, 0).unwrap();
         signal(before.pid, Signal::KILL);
-        let clock = Clock::start();
+        let clock = MonotonicClock::start();
         // Whatever fails meanwhile must report whether it has happened.
         let outcome = index.insert(KEYS[0], 4).wait();
         assert!(!matches!(outcome, Ok(true)), "it is there already");

@@ -6,8 +6,8 @@
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{KEYS, compute, connect, serving, try_both};
-use farleaf_cluster::client::Connection;
-use farleaf_cluster::launch::Folder;
+use farleaf_cluster::client::ClusterConnection;
+use farleaf_cluster::launch::LauncherFolder;
 use farleaf_index::{IndexError, RangeIndex};
 use rustix::process::Signal;
 use std::process::{Child, Command, Stdio};
@@ -16,11 +16,11 @@ use std::time::Duration;
 /// Longer than a compute server takes to restart.
 const LONG: Duration = Duration::from_secs(60);
 
-fn upsert(connection: &Connection, key: u64, value: u64) -> Result<(), IndexError> {
+fn upsert(connection: &ClusterConnection, key: u64, value: u64) -> Result<(), IndexError> {
     connection.run(async |client| client.upsert(&key, &value).await)
 }
 
-fn get(connection: &Connection, key: u64) -> Result<Option<u64>, IndexError> {
+fn get(connection: &ClusterConnection, key: u64) -> Result<Option<u64>, IndexError> {
     connection.run(async |client| client.get(&key).await)
 }
 
@@ -29,7 +29,7 @@ struct Foreign(Child);
 
 impl Foreign {
     fn start(cluster: &Launched, number: u16) -> Self {
-        let catalog = Folder(cluster.dir().into()).catalog().unwrap().to_string();
+        let catalog = LauncherFolder(cluster.dir().into()).catalog().unwrap().to_string();
         let token = cluster.folder.path().join("token");
         let process = Command::new(env!("CARGO_BIN_EXE_farleaf"))
             .args(["compute-server", "--number", &number.to_string(), "--listen", "127.0.0.1:0"])

@@ -23,7 +23,7 @@ fn a_flush_covers_owners_that_the_client_has_not_heard_of() {
     assert_eq!(drained.status.code(), Some(0), "{drained:?}");
     let old = connect(&cluster, DEADLINE);
     let keys: Vec<u64> = (0..500).map(spread).collect();
-    let put_all = async |client: farleaf_cluster::client::Client, value: u64| {
+    let put_all = async |client: farleaf_cluster::client::ClusterClient, value: u64| {
         for key in &keys {
             client.upsert(key, &value).await?;
         }

@@ -8,16 +8,17 @@
 
 use crate::launched::{Launched, eventually, text};
 use crate::serving::{DEADLINE, KEYS, compute, connect_to, serving, try_both_of};
-use farleaf_cluster::launch::Folder;
+use farleaf_cluster::launch::LauncherFolder;
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::scrape::Scraper;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::conformance::{mutate, random_bytes};
 use farleaf_fabric::handshake::{
-    Identity, Initiator, InitiatorStep, MESSAGE_BYTES, NO_FENCES, Nonce, Role, Token, Wanted,
+    ExpectedPeer, Initiator, InitiatorStep, MESSAGE_BYTES, NO_FENCES, Nonce, PeerIdentity,
+    PeerRole, Token,
 };
-use farleaf_fabric::tcp::frame::{Piece, Request};
-use farleaf_page::{Action, Bytes, Fixed8, LeafEdit, OwnedKey, OwnedValue};
+use farleaf_fabric::tcp::frame::{FramePiece, FrameRequest};
+use farleaf_page::{Bytes, EditAction, Fixed8, LeafEdit, OwnedKey, OwnedValue};
 use farleaf_pool::wire::ClientRequest;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -71,12 +72,20 @@ fn hang_up(mut socket: TcpStream, rng: &mut SmallRng) -> io::Result<()> {
 
 fn initiator(port: &Port, token: &Token, rng: &mut SmallRng) -> Initiator {
     let (me, role, number) = match port.kind {
-        Kind::MemoryServer(number) => (Role::ComputeServer, Role::MemoryServer, number),
-        Kind::ComputeServer(number) => (Role::Client, Role::ComputeServer, number),
-        Kind::Catalog | Kind::Metrics => (Role::Client, Role::Catalog, 0),
+        Kind::MemoryServer(number) => (PeerRole::ComputeServer, PeerRole::MemoryServer, number),
+        Kind::ComputeServer(number) => (PeerRole::Client, PeerRole::ComputeServer, number),
+        Kind::Catalog | Kind::Metrics => (PeerRole::Client, PeerRole::Catalog, 0),
     };
-    let me = Identity { role: me, number: 40_000 + rng.random::<u16>() / 4, epoch: rng.random() };
-    Initiator::new(token, me, NO_FENCES, Wanted { role, number }, Nonce::draw().unwrap(), u64::MAX)
+    let me =
+        PeerIdentity { role: me, number: 40_000 + rng.random::<u16>() / 4, epoch: rng.random() };
+    Initiator::new(
+        token,
+        me,
+        NO_FENCES,
+        ExpectedPeer { role, number },
+        Nonce::draw().unwrap(),
+        u64::MAX,
+    )
 }
 
 fn connected(port: &Port) -> io::Result<TcpStream> {
@@ -107,7 +116,7 @@ fn ask<L: ClusterLayout>(
 ) -> Vec<u8> {
     let (key, value) = (key.clone(), value.clone());
     let ask: ClientRequest<L> = match rng.random_range(0..4) {
-        0 => ClientRequest::Edit(LeafEdit { key, action: Action::Upsert(value) }),
+        0 => ClientRequest::Edit(LeafEdit { key, action: EditAction::Upsert(value) }),
         1 => {
             let (lower, upper) = (Bound::Included(key), Bound::Unbounded);
             ClientRequest::Scan { lower, upper, reverse: rng.random(), limit: rng.random() }
@@ -187,15 +196,15 @@ fn send<L: ClusterLayout>(
         if is_order::<L>(&message) {
             continue;
         }
-        let piece = Piece {
+        let piece = FramePiece {
             at: GlobalAddr::from_bits(rng.random::<u64>() >> rng.random_range(0..64)),
             whole: rng.random::<u32>() >> rng.random_range(0..32),
             first: rng.random::<u32>() >> rng.random_range(0..32),
             length: 8 << rng.random_range(0..8),
         };
         let (request, kept) = match rng.random_range(0..8) {
-            0 => (Request::Read(piece), 0),
-            _ => (Request::Call(&message), message.len()),
+            0 => (FrameRequest::Read(piece), 0),
+            _ => (FrameRequest::Call(&message), message.len()),
         };
         let mut bytes = vec![0; request.frame_bytes()];
         request.encode(rng.random(), &mut bytes);
@@ -228,7 +237,7 @@ fn ports(cluster: &Launched) -> Vec<Port> {
         ports.push(Port { kind, address: address.to_owned(), pid });
     };
     let memory = cluster.memory(0).unwrap();
-    let catalog = Folder(cluster.dir().into()).catalog().unwrap().to_string();
+    let catalog = LauncherFolder(cluster.dir().into()).catalog().unwrap().to_string();
     add(Kind::Catalog, &catalog, memory.pid);
     add(Kind::MemoryServer(0), &memory.address, memory.pid);
     add(Kind::Metrics, memory.metrics.as_ref().unwrap(), memory.pid);

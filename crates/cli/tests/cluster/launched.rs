@@ -2,9 +2,9 @@
 
 use farleaf_cluster::catalog::{Catalog, open};
 use farleaf_cluster::config::read_token;
-use farleaf_cluster::launch::Folder;
-use farleaf_cluster::records::{self, Keys, MemoryRecord};
-use farleaf_cluster::stop::Stop;
+use farleaf_cluster::launch::LauncherFolder;
+use farleaf_cluster::records::{self, CatalogKeys, MemoryRecord};
+use farleaf_cluster::stop::StopSignal;
 use farleaf_fabric::handshake::Token;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::io::{BufRead, BufReader};
@@ -23,7 +23,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 
 /// Waits until `look` returns a value, and panics if it never does.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let never = Stop::default();
+    let never = StopSignal::default();
     for _ in 0..1200 {
         if let Some(found) = look() {
             return found;
@@ -144,12 +144,12 @@ impl Launched {
     }
 
     pub(crate) fn catalog(&self) -> Arc<dyn Catalog> {
-        let address = Folder(self.folder.path().to_owned()).catalog().unwrap();
+        let address = LauncherFolder(self.folder.path().to_owned()).catalog().unwrap();
         open(&address, &self.token()).unwrap()
     }
 
     pub(crate) fn memory(&self, number: u16) -> Option<MemoryRecord> {
-        let key = Keys::new("default").unwrap().memory(number);
+        let key = CatalogKeys::new("default").unwrap().memory(number);
         records::get(&*self.catalog(), &key).ok()?.map(|(record, _)| record)
     }
 

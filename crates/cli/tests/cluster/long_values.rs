@@ -10,7 +10,7 @@ use crate::strings::{
 };
 use farleaf_index::{IndexError, RangeIndex};
 use farleaf_page::{Bytes, TooLong};
-use farleaf_pool::wire::MOST_VALUE_BYTES;
+use farleaf_pool::wire::MAX_VALUE_BYTES;
 use rand::RngExt;
 use rand::rngs::SmallRng;
 use rustix::process::Signal;
@@ -18,7 +18,7 @@ use rustix::process::Signal;
 const OPERATIONS: usize = 400;
 /// Lengths around each limit: of references, of leaves, of pieces, of messages.
 const LENGTHS: [usize; 13] =
-    [0, 8, 18, 19, 20, 99, 100, 101, 1_000, 4_096, 4_097, 30_000, MOST_VALUE_BYTES];
+    [0, 8, 18, 19, 20, 99, 100, 101, 1_000, 4_096, 4_097, 30_000, MAX_VALUE_BYTES];
 
 /// A value of any of the lengths, of the same bytes if it is long.
 fn value(rng: &mut SmallRng) -> Vec<u8> {
@@ -44,7 +44,7 @@ fn long_values_are_served(transport: &str) {
     let mut cluster = serving(transport, &flags);
     let mut model = Model::new();
     work(&cluster, &mut model, 1);
-    assert!(model.values().any(|value| value.len() == MOST_VALUE_BYTES));
+    assert!(model.values().any(|value| value.len() == MAX_VALUE_BYTES));
     assert_same(&cluster, &model);
     for server in [0, 1] {
         let seen = metrics(&compute(&cluster, server).unwrap().metrics.unwrap()).unwrap();
@@ -124,7 +124,7 @@ fn a_value_that_no_message_has_is_refused() {
     let mut cluster = serving("tcp", &["--keys", "bytes", "--boundaries", "m"]);
     let connection = connect_to::<Bytes>(&cluster, DEADLINE);
     let refused = connection.run(async |client| {
-        let (bytes, most) = (MOST_VALUE_BYTES + 1, MOST_VALUE_BYTES);
+        let (bytes, most) = (MAX_VALUE_BYTES + 1, MAX_VALUE_BYTES);
         let (long, error) = (vec![1; bytes], IndexError::from(TooLong::Value { bytes, most }));
         assert!(error.to_string().contains("61440"), "{error}");
         assert_eq!(client.upsert(b"a", &long).await, Err(error.clone()));
@@ -139,7 +139,7 @@ fn a_value_that_no_message_has_is_refused() {
         assert_eq!(exchanged, farleaf_index::Exchange::Exchanged);
         client.get(b"a").await
     });
-    assert_eq!(refused, Ok(Some(vec![2; MOST_VALUE_BYTES])));
+    assert_eq!(refused, Ok(Some(vec![2; MAX_VALUE_BYTES])));
     let dir = cluster.dir().to_owned();
     let bench = |values: &str| {
         let words = ["client", "--dir", &dir, "bench", "--load", "--keys", "300", "--value-bytes"];

@@ -5,9 +5,9 @@
 
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{compute, connect, serving};
-use farleaf_cluster::launch::Folder;
-use farleaf_cluster::stop::Stop;
-use farleaf_index::{IndexError, RangeIndex, Scan};
+use farleaf_cluster::launch::LauncherFolder;
+use farleaf_cluster::stop::StopSignal;
+use farleaf_index::{IndexError, RangeIndex, ScanResult};
 use futures_util::future::try_join_all;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -60,9 +60,9 @@ fn all_are_there(cluster: &Launched, written: &[(u64, u64)]) {
         keys
     };
     let outcome: Result<(), IndexError> = connection.run(async |client| {
-        let up = client.scan(&Scan::range(..)).await?;
+        let up = client.scan(&ScanResult::range(..)).await?;
         assert!(up == expected, "a scan finds {} of {} records", up.len(), expected.len());
-        let mut down = client.scan(&Scan::range(..).reverse()).await?;
+        let mut down = client.scan(&ScanResult::range(..).reverse()).await?;
         down.reverse();
         assert!(down == expected, "a descending scan finds {} records", down.len());
         let keys: Vec<u64> = expected.iter().map(|(key, _)| *key).collect();
@@ -84,7 +84,7 @@ fn clients_see_no_move(transport: &str, rounds: usize) {
     assert!((ROWS / 2..ROWS * 2).contains(&boundary), "the boundary follows the load: {boundary}");
     let ended = AtomicBool::new(false);
     let connection = connect(&cluster, Duration::from_secs(5));
-    let catalog = Folder(cluster.dir().into()).catalog().unwrap().to_string();
+    let catalog = LauncherFolder(cluster.dir().into()).catalog().unwrap().to_string();
     let token = cluster.folder.path().join("token");
     let mut newcomer = Command::new(env!("CARGO_BIN_EXE_farleaf"))
         .args(["compute-server", "--number", "5", "--listen", "127.0.0.1:0"])
@@ -188,7 +188,7 @@ fn a_server_that_dies_in_a_move_leaves_no_key_without_an_owner() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        Stop::default().wait(Duration::from_millis(20 + 17 * u64::from(round)));
+        StopSignal::default().wait(Duration::from_millis(20 + 17 * u64::from(round)));
         let doomed = compute(&cluster, round / 2).expect("it is registered").pid;
         signal(doomed, Signal::KILL);
         moving.wait().unwrap();

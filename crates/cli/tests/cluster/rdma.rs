@@ -4,7 +4,7 @@
 use crate::launched::{Launched, farleaf, text};
 use farleaf_cluster::catalog::{EmbeddedCatalog, EmbeddedConfig, open};
 use farleaf_cluster::config::{make_token, read_token};
-use farleaf_cluster::records::{self, Keys, SettingsRecord, Transport};
+use farleaf_cluster::records::{self, CatalogKeys, PoolTransport, SettingsRecord};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::chown;
@@ -78,13 +78,13 @@ fn a_compute_server_without_a_device_ends_with_one_line() {
     let settings = SettingsRecord {
         memory_servers: 1,
         compute_servers: 1,
-        transport: Transport::Verbs,
+        transport: PoolTransport::Verbs,
         placement_level: 3,
         keys: "u64".into(),
         page_bytes: 1024,
         index: Default::default(),
     };
-    let key = Keys::new("default").unwrap().settings();
+    let key = CatalogKeys::new("default").unwrap().settings();
     assert!(records::put_if(&*catalog, &key, None, &settings, None).unwrap());
     let output = farleaf(&[
         "compute-server",
@@ -137,7 +137,7 @@ fn a_cluster_serves_over_verbs() {
     let mut cluster = Launched::start(&[&servers[..], &sizes, &PATIENT].concat());
     for number in 0..2 {
         let record = cluster.memory(number).unwrap();
-        assert_eq!(record.transport, Transport::Verbs);
+        assert_eq!(record.transport, PoolTransport::Verbs);
     }
     let dir = cluster.dir().to_owned();
     let client = |words: &[&str]| {

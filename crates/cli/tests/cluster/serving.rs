@@ -2,17 +2,17 @@
 //! hangs.
 
 use crate::launched::{Launched, eventually, farleaf, signal, stop, text};
-use farleaf_cluster::client::{Connection, ConnectionConfig};
-use farleaf_cluster::clock::Clock;
-use farleaf_cluster::launch::Folder;
+use farleaf_cluster::client::{ClusterConnection, ConnectionConfig};
+use farleaf_cluster::clock::MonotonicClock;
+use farleaf_cluster::launch::LauncherFolder;
 use farleaf_cluster::layouts::ClusterLayout;
-use farleaf_cluster::records::{self, ComputeRecord, Keys};
-use farleaf_fabric::handshake::Role;
+use farleaf_cluster::records::{self, CatalogKeys, ComputeRecord};
+use farleaf_fabric::handshake::PeerRole;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
 use farleaf_fabric::{AnyFabric, ClientTask, Cluster, Provider, RpcService, ServerId};
-use farleaf_index::client::Remote;
+use farleaf_index::client::RemoteDesign;
 use farleaf_index::{IndexError, RangeIndex};
-use farleaf_page::{Bytes, Fixed8, Named};
+use farleaf_page::{Bytes, Fixed8, NamedLayout};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::{self, Beside, Setup};
 use rustix::process::Signal;
@@ -26,7 +26,7 @@ pub(crate) fn serving(transport: &str, more: &[&str]) -> Launched {
 }
 
 pub(crate) fn compute(cluster: &Launched, number: u16) -> Option<ComputeRecord> {
-    let key = Keys::new("default").unwrap().compute(number);
+    let key = CatalogKeys::new("default").unwrap().compute(number);
     records::get(&*cluster.catalog(), &key).ok()?.map(|(record, _)| record)
 }
 
@@ -47,8 +47,8 @@ impl Provider for Processes {
         let compute = [0, 1].map(|number| compute(&processes, number).unwrap());
         let addresses = compute.iter().map(|record| record.address.parse().unwrap()).collect();
         let config = TcpConfig {
-            role: Role::Client,
-            server_role: Role::ComputeServer,
+            role: PeerRole::Client,
+            server_role: PeerRole::ComputeServer,
             ..TcpConfig::default()
         };
         let clients = TcpCluster::connect(addresses, &processes.token(), config);
@@ -81,24 +81,24 @@ fn the_suite_of_all_designs_against_processes_with_blocks() {
     the_suite::<Bytes>(&["--keys", "bytes", "--inline-bytes", "12", "--boundaries", "m"]);
 }
 
-fn the_suite<L: Named>(flags: &'static [&'static str]) {
+fn the_suite<L: NamedLayout>(flags: &'static [&'static str]) {
     let beside = &Beside::nothing();
     for transport in ["tcp", "shm"] {
         let provider = &Processes(transport, flags);
         let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
         let setup = Setup { provider, options: (), memory_servers: 0, server };
-        conformance::single_operations::<L, Remote, _>(&setup, beside);
-        conformance::scans::<L, Remote, _>(&setup, beside);
-        conformance::concurrent_owners::<L, Remote, _>(&setup, beside);
-        conformance::concurrent_counters::<L, Remote, _>(&setup, beside);
+        conformance::single_operations::<L, RemoteDesign, _>(&setup, beside);
+        conformance::scans::<L, RemoteDesign, _>(&setup, beside);
+        conformance::concurrent_owners::<L, RemoteDesign, _>(&setup, beside);
+        conformance::concurrent_counters::<L, RemoteDesign, _>(&setup, beside);
     }
     let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
     let provider = &Processes("tcp", flags);
     let setup = Setup { provider, options: (), memory_servers: 0, server };
-    conformance::bulk_load::<L, Remote, _>(&setup, beside);
+    conformance::bulk_load::<L, RemoteDesign, _>(&setup, beside);
 }
 
-pub(crate) fn connect(cluster: &Launched, deadline: Duration) -> Connection {
+pub(crate) fn connect(cluster: &Launched, deadline: Duration) -> ClusterConnection {
     connect_to(cluster, deadline)
 }
 
@@ -106,15 +106,15 @@ pub(crate) fn connect(cluster: &Launched, deadline: Duration) -> Connection {
 pub(crate) fn connect_to<L: ClusterLayout>(
     cluster: &Launched,
     deadline: Duration,
-) -> Connection<L> {
+) -> ClusterConnection<L> {
     let config = ConnectionConfig {
         cluster: "default".into(),
-        catalog: Folder(cluster.dir().into()).catalog().unwrap(),
+        catalog: LauncherFolder(cluster.dir().into()).catalog().unwrap(),
         token: cluster.token(),
         deadline,
         depth: 64,
     };
-    Connection::open(&config).unwrap()
+    ClusterConnection::open(&config).unwrap()
 }
 
 /// A key of each compute server.
@@ -124,17 +124,17 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(2);
 const LATE: Duration = Duration::from_secs(20);
 
 /// Runs one lookup and one change of a key. Each must end in time, with any outcome.
-pub(crate) fn try_both(connection: &Connection, key: u64) -> [Result<(), IndexError>; 2] {
+pub(crate) fn try_both(connection: &ClusterConnection, key: u64) -> [Result<(), IndexError>; 2] {
     try_both_of(connection, &key, &1)
 }
 
 /// As [`try_both`], for any layout.
 pub(crate) fn try_both_of<L: ClusterLayout>(
-    connection: &Connection<L>,
+    connection: &ClusterConnection<L>,
     key: &L::Key,
     value: &L::Value,
 ) -> [Result<(), IndexError>; 2] {
-    let clock = Clock::start();
+    let clock = MonotonicClock::start();
     let outcomes = connection.run(async |client| {
         let read = client.get(key).await.map(drop);
         let write = client.upsert(key, value).await;
@@ -296,7 +296,7 @@ fn the_commands_of_a_client() {
     std::fs::write(&stranger, "0123456789abcdef0123456789abcdef").unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(&stranger, mode).unwrap();
-    let catalog = Folder(cluster.dir().into()).catalog().unwrap().to_string();
+    let catalog = LauncherFolder(cluster.dir().into()).catalog().unwrap().to_string();
     let token = stranger.to_str().unwrap();
     let words = ["client", "--catalog", &catalog, "--token-file", token, "get", "1"];
     let refused = farleaf(&words);

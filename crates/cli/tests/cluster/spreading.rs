@@ -6,8 +6,8 @@
 
 use crate::launched::{Launched, eventually, farleaf, text};
 use crate::serving::{DEADLINE, connect, serving};
-use farleaf_cluster::stop::Stop;
-use farleaf_index::{IndexError, RangeIndex, Scan};
+use farleaf_cluster::stop::StopSignal;
+use farleaf_index::{IndexError, RangeIndex, ScanResult};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Stdio};
@@ -143,7 +143,7 @@ fn an_index_is_emptied_whole_while_others_write() {
         assert!(is_honest, "{key}: {outcome:?}");
     }
     let old: Result<_, IndexError> =
-        connection.run(async |client| client.scan(&Scan::range(..FIRST)).await);
+        connection.run(async |client| client.scan(&ScanResult::range(..FIRST)).await);
     assert_eq!(old.unwrap(), []);
     // Changes acknowledged from now on survive.
     assert_eq!(client(&cluster, &["put", "5", "50"]).0, Some(0));
@@ -163,7 +163,7 @@ fn a_client_that_dies_while_it_empties_leaves_all_or_nothing() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        Stop::default().wait(Duration::from_millis(20 + 60 * round));
+        StopSignal::default().wait(Duration::from_millis(20 + 60 * round));
         clearing.kill().unwrap();
         clearing.wait().unwrap();
         eventually("a cluster that serves", || {

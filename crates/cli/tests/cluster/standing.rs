@@ -1,8 +1,8 @@
 //! The programs of a cluster as used by an operator: real signals, and one line for each mistake.
 
 use crate::launched::{Launched, eventually, farleaf, is_running, signal, text};
-use farleaf_cluster::launch::Folder;
-use farleaf_cluster::records::{self, IndexRecord, IndexState, Keys};
+use farleaf_cluster::launch::LauncherFolder;
+use farleaf_cluster::records::{self, CatalogKeys, IndexRecord, IndexState};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
 use farleaf_fabric::{Cluster, Fabric, FabricError, GlobalAddr, ServerId};
 use rustix::process::Signal;
@@ -140,7 +140,7 @@ fn a_server_whose_number_the_cluster_does_not_have_is_refused() {
     let servers = ["--memory-servers", "1", "--compute-servers", "1", "--transport", "tcp"];
     let mut cluster = Launched::start(&servers);
     let token = cluster.folder.path().join("token");
-    let catalog = Folder(cluster.folder.path().to_owned()).catalog().unwrap().to_string();
+    let catalog = LauncherFolder(cluster.folder.path().to_owned()).catalog().unwrap().to_string();
     let reach = ["--token-file", token.to_str().unwrap(), "--catalog", &catalog];
     // Compute servers may join later.
     let memory = "--number 5 is out of range: the cluster has 1";
@@ -163,7 +163,7 @@ fn a_server_whose_number_the_cluster_does_not_have_is_refused() {
 fn the_catalog_comes_back_with_what_it_knew() {
     let mut cluster =
         Launched::start(&["--transport", "tcp", "--memory-servers", "2", "--restart"]);
-    let keys = Keys::new("default").unwrap();
+    let keys = CatalogKeys::new("default").unwrap();
     let catalog = cluster.catalog();
     assert!(catalog.put_if(&keys.map(), None, "{}", None).unwrap());
     let (first, other) = (cluster.memory(0).unwrap(), cluster.memory(1).unwrap());
@@ -178,7 +178,7 @@ fn the_catalog_comes_back_with_what_it_knew() {
 #[test]
 fn memory_follows_the_generation_of_the_index() {
     let mut cluster = Launched::start(&["--transport", "tcp", "--memory-servers", "2"]);
-    let (keys, catalog) = (Keys::new("default").unwrap(), cluster.catalog());
+    let (keys, catalog) = (CatalogKeys::new("default").unwrap(), cluster.catalog());
     let before = [cluster.memory(0).unwrap(), cluster.memory(1).unwrap()];
     let addresses = before.iter().map(|record| record.address.parse().unwrap()).collect();
     let client = TcpCluster::connect(addresses, &cluster.token(), TcpConfig::default());

@@ -6,7 +6,7 @@
 
 use crate::launched::{Launched, farleaf, signal, text};
 use crate::serving::{compute, serving};
-use farleaf_cluster::stop::Stop;
+use farleaf_cluster::stop::StopSignal;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use rustix::process::Signal;
@@ -44,7 +44,7 @@ fn a_benchmark_gives_up_when_a_compute_server_dies() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    Stop::default().wait(Duration::from_secs(2));
+    StopSignal::default().wait(Duration::from_secs(2));
     signal(compute(&cluster, 1).unwrap().pid, Signal::KILL);
     let ended = bench.wait_with_output().unwrap();
     let (said, json) = (text(&ended.stderr), text(&ended.stdout));

@@ -8,9 +8,9 @@ use crate::serving::{DEADLINE, compute, connect, connect_to, serving};
 use crate::strings::{
     Model, assert_comes_back_from_a_file, assert_same, client, next_life, work_with,
 };
-use farleaf_index::{IndexError, RangeIndex, Scan};
+use farleaf_index::{IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
-use farleaf_pool::wire::MOST_VALUE_BYTES;
+use farleaf_pool::wire::MAX_VALUE_BYTES;
 use rand::RngExt;
 use rustix::process::Signal;
 use std::collections::BTreeMap;
@@ -93,7 +93,8 @@ fn a_killed_memory_server_ends_the_index_and_no_operation_hangs() {
         now.iter().all(|now| now.is_some_and(|now| now > before)).then_some(())
     });
     put_all(&cluster, &keys, |key| key / 7);
-    let found = connect(&cluster, DEADLINE).run(async |client| client.scan(&Scan::range(..)).await);
+    let found =
+        connect(&cluster, DEADLINE).run(async |client| client.scan(&ScanResult::range(..)).await);
     let mut expected: Vec<_> = keys.iter().map(|key| (*key, key / 7)).collect();
     expected.sort_unstable();
     assert_eq!(found, Ok(expected));
@@ -133,7 +134,7 @@ fn long_byte_strings_are_served_from_trees() {
     let top = text(&top.stdout);
     assert!(top.contains("MemTables") && top.contains("merged/s"), "{top}");
     let written = connect_to::<Bytes>(&cluster, DEADLINE)
-        .run(async |client| client.upsert(b"the longest value", &vec![1; MOST_VALUE_BYTES]).await);
+        .run(async |client| client.upsert(b"the longest value", &vec![1; MAX_VALUE_BYTES]).await);
     assert_eq!(written, Ok(()));
     cluster.end(Signal::TERM);
 }

@@ -2,7 +2,7 @@
 
 use crate::launched::{Launched, eventually, farleaf, signal, stop, text};
 use crate::serving::{compute, serving};
-use farleaf_cluster::launch::Folder;
+use farleaf_cluster::launch::LauncherFolder;
 use rustix::process::Signal;
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -131,7 +131,7 @@ fn a_shell_goes_on_when_servers_are_back_elsewhere() {
     assert_eq!(fed.say("put 7 70\nget 7"), "ok\n70\n");
     let before = compute(&cluster, 0).unwrap();
     signal(before.pid, Signal::KILL);
-    let catalog = Folder(cluster.dir().into()).catalog().unwrap().to_string();
+    let catalog = LauncherFolder(cluster.dir().into()).catalog().unwrap().to_string();
     let token = cluster.folder.path().join("token");
     let again = Started(
         Command::new(env!("CARGO_BIN_EXE_farleaf"))

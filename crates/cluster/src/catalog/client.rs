@@ -6,14 +6,14 @@
 //!
 //! *Thread safety*: any number of threads; their calls run one at a time.
 
-use super::messages::{Answer, Request, encode};
-use super::{Catalog, CatalogError, Entry, Granted, Lease, Version, check};
+use super::messages::{CatalogAnswer, CatalogRequest, encode};
+use super::{Catalog, CatalogEntry, CatalogError, CatalogLease, EntryVersion, GrantedLease, check};
 use crate::address::HostPort;
-use crate::clock::Clock;
+use crate::clock::MonotonicClock;
 use farleaf_fabric::MAX_MESSAGE_BYTES;
 use farleaf_fabric::handshake::{
-    Gather, HandshakeError, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce, Role, Token,
-    Wanted, draw_epoch,
+    ExpectedPeer, HandshakeError, Initiator, InitiatorStep, MessageAssembler, NO_FENCES, Nonce,
+    PeerIdentity, PeerRole, Token, draw_epoch,
 };
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::tcp::frame::{self, Completion, Decoded};
@@ -29,11 +29,11 @@ const ATTEMPT: Duration = Duration::from_secs(2);
 pub struct RemoteCatalog {
     address: HostPort,
     token: Token,
-    link: Mutex<Option<Link>>,
+    link: Mutex<Option<CatalogLink>>,
 }
 
 /// The stage at which an attempt failed, which decides whether it may be retried.
-enum Failure {
+enum AttemptFailure {
     /// Before any byte of the request was sent.
     Before(io::Error),
     /// After some bytes of the request may have been sent.
@@ -48,11 +48,15 @@ impl RemoteCatalog {
         Self { address: address.into(), token: token.clone(), link: Mutex::new(None) }
     }
 
-    fn attempt(&self, link: &mut Option<Link>, request: &[u8]) -> Result<Vec<u8>, Failure> {
-        let deadline = Deadline { clock: Clock::start() };
+    fn attempt(
+        &self,
+        link: &mut Option<CatalogLink>,
+        request: &[u8],
+    ) -> Result<Vec<u8>, AttemptFailure> {
+        let deadline = AttemptDeadline { clock: MonotonicClock::start() };
         let open = match link {
             Some(open) => open,
-            None => link.insert(Link::open(&self.address, &self.token, deadline)?),
+            None => link.insert(CatalogLink::open(&self.address, &self.token, deadline)?),
         };
         let reply = open.call(request, deadline);
         if reply.is_err() {
@@ -61,22 +65,23 @@ impl RemoteCatalog {
         reply
     }
 
-    fn call(&self, request: &Request) -> Result<Answer, CatalogError> {
+    fn call(&self, request: &CatalogRequest) -> Result<CatalogAnswer, CatalogError> {
         let bytes = encode(request);
         if bytes.len() > MAX_MESSAGE_BYTES {
             return Err(CatalogError::Refused(
                 "the request exceeds the maximum size of a message".to_owned(),
             ));
         }
-        let changes = matches!(request, Request::PutIf { .. } | Request::DeleteIf { .. });
+        let changes =
+            matches!(request, CatalogRequest::PutIf { .. } | CatalogRequest::DeleteIf { .. });
         let mut link = lock(&self.link);
         let was_open = link.is_some();
         let mut result = self.attempt(&mut link, &bytes);
         // A restart of the catalog may have broken an idle connection long ago.
         let again = match &result {
-            Err(Failure::Before(_)) => was_open,
-            Err(Failure::After(_)) => was_open && !changes,
-            Err(Failure::NotLetIn(_)) | Ok(_) => false,
+            Err(AttemptFailure::Before(_)) => was_open,
+            Err(AttemptFailure::After(_)) => was_open && !changes,
+            Err(AttemptFailure::NotLetIn(_)) | Ok(_) => false,
         };
         if again {
             result = self.attempt(&mut link, &bytes);
@@ -84,16 +89,16 @@ impl RemoteCatalog {
         drop(link);
         let address = self.address.to_string();
         let reply = result.map_err(|failure| match failure {
-            Failure::NotLetIn(why) => CatalogError::NotLetIn { address, why },
-            Failure::After(error) if changes => {
+            AttemptFailure::NotLetIn(why) => CatalogError::NotLetIn { address, why },
+            AttemptFailure::After(error) if changes => {
                 CatalogError::Indeterminate { address, why: error.to_string() }
             }
-            Failure::Before(error) | Failure::After(error) => {
+            AttemptFailure::Before(error) | AttemptFailure::After(error) => {
                 CatalogError::Unreachable { address, why: error.to_string() }
             }
         })?;
         match serde_json::from_slice(&reply) {
-            Ok(Answer::Refused(why)) => Err(CatalogError::Refused(why)),
+            Ok(CatalogAnswer::Refused(why)) => Err(CatalogError::Refused(why)),
             Ok(answer) => Ok(answer),
             Err(error) => Err(self.confused(error)),
         }
@@ -105,28 +110,28 @@ impl RemoteCatalog {
         CatalogError::Indeterminate { address, why: format!("invalid answer: {why:?}") }
     }
 
-    fn done(&self, request: &Request) -> Result<bool, CatalogError> {
+    fn done(&self, request: &CatalogRequest) -> Result<bool, CatalogError> {
         match self.call(request)? {
-            Answer::Done(done) => Ok(done),
+            CatalogAnswer::Done(done) => Ok(done),
             other => Err(self.confused(other)),
         }
     }
 }
 
 impl Catalog for RemoteCatalog {
-    fn get(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
-        match self.call(&Request::Get { key: key.to_owned() })? {
-            Answer::Entry(entry) => Ok(entry),
+    fn get(&self, key: &str) -> Result<Option<CatalogEntry>, CatalogError> {
+        match self.call(&CatalogRequest::Get { key: key.to_owned() })? {
+            CatalogAnswer::Entry(entry) => Ok(entry),
             other => Err(self.confused(other)),
         }
     }
 
-    fn list(&self, prefix: &str) -> Result<Vec<Entry>, CatalogError> {
-        let (mut all, mut after) = (Vec::<Entry>::new(), None);
+    fn list(&self, prefix: &str) -> Result<Vec<CatalogEntry>, CatalogError> {
+        let (mut all, mut after) = (Vec::<CatalogEntry>::new(), None);
         loop {
-            match self.call(&Request::List { prefix: prefix.to_owned(), after })? {
+            match self.call(&CatalogRequest::List { prefix: prefix.to_owned(), after })? {
                 // A malformed empty page that announces more entries would make this loop endless.
-                Answer::Page { entries, more } if !more || !entries.is_empty() => {
+                CatalogAnswer::Page { entries, more } if !more || !entries.is_empty() => {
                     all.extend(entries);
                     if !more {
                         return Ok(all);
@@ -141,34 +146,34 @@ impl Catalog for RemoteCatalog {
     fn put_if(
         &self,
         key: &str,
-        expected: Option<Version>,
+        expected: Option<EntryVersion>,
         value: &str,
-        lease: Option<Lease>,
+        lease: Option<CatalogLease>,
     ) -> Result<bool, CatalogError> {
         check(key, value)?;
         let (key, value) = (key.to_owned(), value.to_owned());
-        self.done(&Request::PutIf { key, expected, value, lease })
+        self.done(&CatalogRequest::PutIf { key, expected, value, lease })
     }
 
-    fn delete_if(&self, key: &str, expected: Version) -> Result<bool, CatalogError> {
-        self.done(&Request::DeleteIf { key: key.to_owned(), expected })
+    fn delete_if(&self, key: &str, expected: EntryVersion) -> Result<bool, CatalogError> {
+        self.done(&CatalogRequest::DeleteIf { key: key.to_owned(), expected })
     }
 
-    fn grant(&self, term: Duration) -> Result<Granted, CatalogError> {
+    fn grant(&self, term: Duration) -> Result<GrantedLease, CatalogError> {
         let term_ns = u64::try_from(term.as_nanos()).unwrap_or(u64::MAX);
-        match self.call(&Request::Grant { term_ns })? {
-            Answer::Granted(lease) => Ok(Granted { lease, term }),
+        match self.call(&CatalogRequest::Grant { term_ns })? {
+            CatalogAnswer::Granted(lease) => Ok(GrantedLease { lease, term }),
             other => Err(self.confused(other)),
         }
     }
 
-    fn keep_alive(&self, lease: Lease) -> Result<bool, CatalogError> {
-        self.done(&Request::KeepAlive { lease })
+    fn keep_alive(&self, lease: CatalogLease) -> Result<bool, CatalogError> {
+        self.done(&CatalogRequest::KeepAlive { lease })
     }
 
-    fn revoke(&self, lease: Lease) -> Result<(), CatalogError> {
-        match self.call(&Request::Revoke { lease })? {
-            Answer::Revoked => Ok(()),
+    fn revoke(&self, lease: CatalogLease) -> Result<(), CatalogError> {
+        match self.call(&CatalogRequest::Revoke { lease })? {
+            CatalogAnswer::Revoked => Ok(()),
             other => Err(self.confused(other)),
         }
     }
@@ -176,11 +181,11 @@ impl Catalog for RemoteCatalog {
 
 /// The deadline of an attempt.
 #[derive(Clone, Copy)]
-struct Deadline {
-    clock: Clock,
+struct AttemptDeadline {
+    clock: MonotonicClock,
 }
 
-impl Deadline {
+impl AttemptDeadline {
     fn left(&self) -> io::Result<Duration> {
         let left = ATTEMPT.checked_sub(self.clock.elapsed()).filter(|left| !left.is_zero());
         left.ok_or_else(|| io::Error::new(io::ErrorKind::TimedOut, "it took too long"))
@@ -188,20 +193,24 @@ impl Deadline {
 }
 
 #[derive(Debug)]
-struct Link {
+struct CatalogLink {
     socket: TcpStream,
     next_id: u64,
     received: Vec<u8>,
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for AttemptFailure {
     fn from(error: io::Error) -> Self {
         Self::Before(error)
     }
 }
 
 /// Reads at least one byte before the deadline.
-fn read_some(socket: &mut TcpStream, into: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+fn read_some(
+    socket: &mut TcpStream,
+    into: &mut [u8],
+    deadline: AttemptDeadline,
+) -> io::Result<usize> {
     loop {
         socket.set_read_timeout(Some(deadline.left()?))?;
         match socket.read(into) {
@@ -216,9 +225,9 @@ fn read_some(socket: &mut TcpStream, into: &mut [u8], deadline: Deadline) -> io:
     }
 }
 
-impl Link {
+impl CatalogLink {
     /// Connects to the first address of the host that accepts.
-    fn connect(address: &HostPort, deadline: Deadline) -> io::Result<TcpStream> {
+    fn connect(address: &HostPort, deadline: AttemptDeadline) -> io::Result<TcpStream> {
         let addresses = address.resolve(deadline.left()?)?;
         let mut failure = io::Error::from(io::ErrorKind::NotFound);
         for (place, at) in addresses.iter().enumerate() {
@@ -231,15 +240,19 @@ impl Link {
         Err(failure)
     }
 
-    fn open(address: &HostPort, token: &Token, deadline: Deadline) -> Result<Self, Failure> {
+    fn open(
+        address: &HostPort,
+        token: &Token,
+        deadline: AttemptDeadline,
+    ) -> Result<Self, AttemptFailure> {
         let mut socket = Self::connect(address, deadline)?;
         socket.set_nodelay(true)?;
         socket.set_write_timeout(Some(ATTEMPT))?;
-        let me = Identity { role: Role::Client, number: 0, epoch: draw_epoch()? };
-        let wanted = Wanted { role: Role::Catalog, number: 0 };
+        let me = PeerIdentity { role: PeerRole::Client, number: 0, epoch: draw_epoch()? };
+        let wanted = ExpectedPeer { role: PeerRole::Catalog, number: 0 };
         let mut initiator = Initiator::new(token, me, NO_FENCES, wanted, Nonce::draw()?, u64::MAX);
         socket.write_all(initiator.hello())?;
-        let mut gather = Gather::default();
+        let mut gather = MessageAssembler::default();
         loop {
             let bytes = read_some(&mut socket, gather.missing(), deadline)?;
             let Some(message) = gather.arrived(bytes) else { continue };
@@ -248,23 +261,27 @@ impl Link {
                 Ok(InitiatorStep::Open { .. }) => {
                     return Ok(Self { socket, next_id: 1, received: Vec::new() });
                 }
-                Err(why) => return Err(Failure::NotLetIn(why)),
+                Err(why) => return Err(AttemptFailure::NotLetIn(why)),
             }
         }
     }
 
-    fn call(&mut self, request: &[u8], deadline: Deadline) -> Result<Vec<u8>, Failure> {
+    fn call(
+        &mut self,
+        request: &[u8],
+        deadline: AttemptDeadline,
+    ) -> Result<Vec<u8>, AttemptFailure> {
         let id = self.next_id;
         self.next_id += 1;
-        let request = frame::Request::Call(request);
+        let request = frame::FrameRequest::Call(request);
         let mut bytes = vec![0; request.frame_bytes()];
         request.encode(id, &mut bytes);
-        self.socket.write_all(&bytes).map_err(Failure::After)?;
-        self.receive(id, deadline).map_err(Failure::After)
+        self.socket.write_all(&bytes).map_err(AttemptFailure::After)?;
+        self.receive(id, deadline).map_err(AttemptFailure::After)
     }
 
     /// Waits for the completion of call `id`; at most one call is in flight.
-    fn receive(&mut self, id: u64, deadline: Deadline) -> io::Result<Vec<u8>> {
+    fn receive(&mut self, id: u64, deadline: AttemptDeadline) -> io::Result<Vec<u8>> {
         let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         let mut piece = [0; 16 * 1024];
         self.received.clear();

@@ -15,8 +15,8 @@
 //!
 //! *Thread safety*: any number of threads, but not from inside an asynchronous runtime.
 
-use super::{Catalog, CatalogError, Entry, Granted, Lease, Version, check};
-use crate::clock::Clock;
+use super::{Catalog, CatalogEntry, CatalogError, CatalogLease, EntryVersion, GrantedLease, check};
+use crate::clock::MonotonicClock;
 use etcd_client::{
     Client, Compare, CompareOp, ConnectOptions, Error, GetOptions, KeyValue, PutOptions, Txn, TxnOp,
 };
@@ -44,7 +44,7 @@ const PAGE_ENTRIES: i64 = 32;
 pub struct EtcdCatalog {
     /// The members as one address, for messages.
     address: String,
-    members: Vec<Member>,
+    members: Vec<EtcdMember>,
     /// The member to ask first: the last one that answered.
     preferred: AtomicUsize,
     runtime: Handle,
@@ -54,21 +54,21 @@ pub struct EtcdCatalog {
 }
 
 /// A member of the etcd cluster, and its client.
-struct Member {
+struct EtcdMember {
     name: String,
     client: Client,
 }
 
 /// Whether a request may be sent again after it may have been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Repeat {
+enum RepeatPolicy {
     Idempotent,
     Never,
 }
 
 /// Why one member did not carry out a request.
 #[derive(Debug)]
-enum Failure {
+enum EtcdFailure {
     /// The lease does not exist.
     NoLease,
     /// etcd refused the request, as every member would.
@@ -81,7 +81,7 @@ enum Failure {
     Unknown(String),
 }
 
-impl Failure {
+impl EtcdFailure {
     fn of(error: &Error) -> Self {
         let status = match error {
             Error::GRpcStatus(status) => status,
@@ -129,9 +129,9 @@ const ENDED: &str = "the lease has ended";
 const FULL: &str = "etcd's database is full (alarm NOSPACE): it renews leases, and refuses new servers and new \
     partition maps; compact and defragment it, then run `etcdctl alarm disarm`";
 
-fn entry_of(found: &KeyValue) -> Result<Entry, Error> {
+fn entry_of(found: &KeyValue) -> Result<CatalogEntry, Error> {
     let (key, value) = (found.key_str()?.to_owned(), found.value_str()?.to_owned());
-    Ok(Entry { key, value, version: Version(found.mod_revision() as u64) })
+    Ok(CatalogEntry { key, value, version: EntryVersion(found.mod_revision() as u64) })
 }
 
 /// The least key greater than `key`.
@@ -153,7 +153,7 @@ fn end_of(prefix: &str) -> Vec<u8> {
 }
 
 /// Compares a key's version with `expected`; the version of a missing key is 0.
-fn is_version(key: &str, expected: Option<Version>) -> Compare {
+fn is_version(key: &str, expected: Option<EntryVersion>) -> Compare {
     let revision = expected.map_or(0, |version| version.0 as i64);
     Compare::mod_revision(key, CompareOp::Equal, revision)
 }
@@ -185,7 +185,7 @@ impl EtcdCatalog {
             .with_require_leader(true);
         let connect = |name: &String| {
             let client = runtime.block_on(Client::connect([name], Some(options.clone())));
-            client.map(|client| Member { name: name.clone(), client })
+            client.map(|client| EtcdMember { name: name.clone(), client })
         };
         let members: Result<Vec<_>, _> = members.iter().map(connect).collect();
         let members = members
@@ -212,10 +212,10 @@ impl EtcdCatalog {
     /// out, refuses it, or may have carried out what must not be repeated.
     async fn ask<T, W: Future<Output = Result<T, Error>>>(
         &self,
-        repeat: Repeat,
+        repeat: RepeatPolicy,
         work: impl Fn(Client) -> W,
     ) -> Result<T, CatalogError> {
-        let (clock, count) = (Clock::start(), self.members.len());
+        let (clock, count) = (MonotonicClock::start(), self.members.len());
         let (mut failures, mut was_sent) = (Vec::new(), false);
         loop {
             let mut elects = false;
@@ -230,28 +230,28 @@ impl EtcdCatalog {
                         self.preferred.store(place, Ordering::Relaxed);
                         return Ok(value);
                     }
-                    Ok(Err(error)) => Failure::of(&error),
-                    Err(_) => Failure::Unknown("it took too long".to_owned()),
+                    Ok(Err(error)) => EtcdFailure::of(&error),
+                    Err(_) => EtcdFailure::Unknown("it took too long".to_owned()),
                 };
                 // The next call begins with another member.
                 self.preferred.store((place + 1) % count, Ordering::Relaxed);
                 let why = match failure {
-                    Failure::NoLease => {
+                    EtcdFailure::NoLease => {
                         return Err(CatalogError::Refused(ENDED.to_owned()));
                     }
-                    Failure::Refused(why) => return Err(CatalogError::Refused(why)),
-                    Failure::NotSent(why) => why,
-                    Failure::NoLeader => {
+                    EtcdFailure::Refused(why) => return Err(CatalogError::Refused(why)),
+                    EtcdFailure::NotSent(why) => why,
+                    EtcdFailure::NoLeader => {
                         elects = true;
                         "it knows no leader".to_owned()
                     }
-                    Failure::Unknown(why) => {
+                    EtcdFailure::Unknown(why) => {
                         was_sent = true;
                         why
                     }
                 };
                 failures.push(format!("{}: {why}", member.name));
-                if was_sent && repeat == Repeat::Never {
+                if was_sent && repeat == RepeatPolicy::Never {
                     return Err(self.failed(CatalogError::indeterminate, &failures));
                 }
             }
@@ -274,27 +274,27 @@ impl EtcdCatalog {
         &self,
         work: impl Fn(Client) -> W,
     ) -> Result<T, CatalogError> {
-        self.runtime.block_on(self.ask(Repeat::Idempotent, work))
+        self.runtime.block_on(self.ask(RepeatPolicy::Idempotent, work))
     }
 
     /// Runs a transaction that changes an entry. If it may have been sent and was not answered, its
     /// outcome is unknown.
     fn change(&self, transaction: &Txn) -> Result<bool, CatalogError> {
         let work = |mut client: Client| async move { client.txn(transaction.clone()).await };
-        let done = self.runtime.block_on(self.ask(Repeat::Never, work))?;
+        let done = self.runtime.block_on(self.ask(RepeatPolicy::Never, work))?;
         Ok(done.succeeded())
     }
 }
 
 impl Catalog for EtcdCatalog {
-    fn get(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
+    fn get(&self, key: &str) -> Result<Option<CatalogEntry>, CatalogError> {
         self.call(|mut client| async move {
             let found = client.get(key, None).await?;
             found.kvs().first().map(entry_of).transpose()
         })
     }
 
-    fn list(&self, prefix: &str) -> Result<Vec<Entry>, CatalogError> {
+    fn list(&self, prefix: &str) -> Result<Vec<CatalogEntry>, CatalogError> {
         let (mut all, end) = (Vec::new(), end_of(prefix));
         let mut start = if prefix.is_empty() { vec![0] } else { prefix.as_bytes().to_vec() };
         loop {
@@ -316,9 +316,9 @@ impl Catalog for EtcdCatalog {
     fn put_if(
         &self,
         key: &str,
-        expected: Option<Version>,
+        expected: Option<EntryVersion>,
         value: &str,
-        lease: Option<Lease>,
+        lease: Option<CatalogLease>,
     ) -> Result<bool, CatalogError> {
         check(key, value)?;
         let options = lease.map(|lease| PutOptions::new().with_lease(lease.0 as i64));
@@ -326,21 +326,21 @@ impl Catalog for EtcdCatalog {
         self.change(&Txn::new().when([is_version(key, expected)]).and_then([put]))
     }
 
-    fn delete_if(&self, key: &str, expected: Version) -> Result<bool, CatalogError> {
+    fn delete_if(&self, key: &str, expected: EntryVersion) -> Result<bool, CatalogError> {
         let delete = TxnOp::delete(key, None);
         self.change(&Txn::new().when([is_version(key, Some(expected))]).and_then([delete]))
     }
 
     /// A lease that was granted without an answer ends unused.
-    fn grant(&self, term: Duration) -> Result<Granted, CatalogError> {
+    fn grant(&self, term: Duration) -> Result<GrantedLease, CatalogError> {
         let seconds = term.as_secs() + u64::from(term.subsec_nanos() > 0);
         let granted =
             self.call(|mut client| async move { client.lease_grant(seconds as i64, None).await })?;
         let term = Duration::from_secs(u64::try_from(granted.ttl()).unwrap_or(seconds));
-        Ok(Granted { lease: Lease(granted.id() as u64), term })
+        Ok(GrantedLease { lease: CatalogLease(granted.id() as u64), term })
     }
 
-    fn keep_alive(&self, lease: Lease) -> Result<bool, CatalogError> {
+    fn keep_alive(&self, lease: CatalogLease) -> Result<bool, CatalogError> {
         // Opening the stream already sends one keep-alive.
         let kept =
             self.call(|mut client| async move { client.lease_keep_alive(lease.0 as i64).await });
@@ -351,7 +351,7 @@ impl Catalog for EtcdCatalog {
         }
     }
 
-    fn revoke(&self, lease: Lease) -> Result<(), CatalogError> {
+    fn revoke(&self, lease: CatalogLease) -> Result<(), CatalogError> {
         let revoked =
             self.call(|mut client| async move { client.lease_revoke(lease.0 as i64).await });
         match revoked {
@@ -362,18 +362,20 @@ impl Catalog for EtcdCatalog {
 
     /// Asks all members at once.
     fn warnings(&self) -> Vec<String> {
-        let ask = |member: &Member| {
+        let ask = |member: &EtcdMember| {
             let (name, mut client) = (member.name.clone(), member.client.clone());
             async move {
                 let status = timeout(share(CALL, self.members.len()), client.status()).await;
                 let failure = match status {
                     Ok(Ok(status)) => return (name, Ok(status.errors().to_vec())),
-                    Ok(Err(error)) => Failure::of(&error),
-                    Err(_) => Failure::Unknown("it took too long".to_owned()),
+                    Ok(Err(error)) => EtcdFailure::of(&error),
+                    Err(_) => EtcdFailure::Unknown("it took too long".to_owned()),
                 };
                 let why = match failure {
-                    Failure::NoLease | Failure::NoLeader => "it knows no leader".to_owned(),
-                    Failure::Refused(why) | Failure::NotSent(why) | Failure::Unknown(why) => why,
+                    EtcdFailure::NoLease | EtcdFailure::NoLeader => "it knows no leader".to_owned(),
+                    EtcdFailure::Refused(why)
+                    | EtcdFailure::NotSent(why)
+                    | EtcdFailure::Unknown(why) => why,
                 };
                 (name, Err(why))
             }

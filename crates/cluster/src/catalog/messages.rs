@@ -3,13 +3,13 @@
 //!
 //! *Invariant*: no message is longer than [`MAX_MESSAGE_BYTES`]; longer lists are split into pages.
 
-use super::{Entry, Lease, Version};
+use super::{CatalogEntry, CatalogLease, EntryVersion};
 use farleaf_fabric::MAX_MESSAGE_BYTES;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum Request {
+pub(super) enum CatalogRequest {
     Get {
         key: String,
     },
@@ -20,38 +20,38 @@ pub(super) enum Request {
     },
     PutIf {
         key: String,
-        expected: Option<Version>,
+        expected: Option<EntryVersion>,
         value: String,
-        lease: Option<Lease>,
+        lease: Option<CatalogLease>,
     },
     DeleteIf {
         key: String,
-        expected: Version,
+        expected: EntryVersion,
     },
     Grant {
         term_ns: u64,
     },
     KeepAlive {
-        lease: Lease,
+        lease: CatalogLease,
     },
     Revoke {
-        lease: Lease,
+        lease: CatalogLease,
     },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum Answer {
-    Entry(Option<Entry>),
+pub(super) enum CatalogAnswer {
+    Entry(Option<CatalogEntry>),
     /// A page of a list, and whether more pages follow.
     Page {
-        entries: Vec<Entry>,
+        entries: Vec<CatalogEntry>,
         more: bool,
     },
-    /// For [`Request::PutIf`], [`Request::DeleteIf`] and [`Request::KeepAlive`]: whether it took
-    /// effect.
+    /// For [`CatalogRequest::PutIf`], [`CatalogRequest::DeleteIf`] and
+    /// [`CatalogRequest::KeepAlive`]: whether it took effect.
     Done(bool),
-    Granted(Lease),
+    Granted(CatalogLease),
     Revoked,
     Refused(String),
 }
@@ -60,7 +60,7 @@ pub(super) enum Answer {
 const FRAME_BYTES: usize = 1024;
 
 /// Encoded size of an entry in an answer, in bytes.
-pub(super) fn entry_bytes(entry: &Entry) -> usize {
+pub(super) fn entry_bytes(entry: &CatalogEntry) -> usize {
     serde_json::to_vec(entry).map_or(usize::MAX, |json| json.len() + 1)
 }
 

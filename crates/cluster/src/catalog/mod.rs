@@ -42,27 +42,27 @@ pub const MAX_VALUE_BYTES: usize = 60 * 1024;
 /// The version of an entry. It grows with every change of the entry and never repeats; it has no
 /// other meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Version(pub(crate) u64);
+pub struct EntryVersion(pub(crate) u64);
 
 /// A lease: when it ends, the catalog deletes the entries that were put under it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Lease(pub(crate) u64);
+pub struct CatalogLease(pub(crate) u64);
 
 /// A lease as the catalog has granted it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Granted {
-    pub lease: Lease,
+pub struct GrantedLease {
+    pub lease: CatalogLease,
     /// Its term, which may be longer than the requested one.
     pub term: Duration,
 }
 
 /// An entry of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct CatalogEntry {
     pub key: String,
     pub value: String,
     /// Its version, which every change of the entry raises.
-    pub version: Version,
+    pub version: EntryVersion,
 }
 
 /// Why a call to the catalog failed.
@@ -119,14 +119,14 @@ pub trait Catalog: Send + Sync {
     ///
     /// # Errors
     /// [`CatalogError`].
-    fn get(&self, key: &str) -> Result<Option<Entry>, CatalogError>;
+    fn get(&self, key: &str) -> Result<Option<CatalogEntry>, CatalogError>;
 
     /// Lists the entries of all keys that begin with `prefix`, in key order. Each entry was current
     /// at some time during the call; the list as a whole need not be a snapshot.
     ///
     /// # Errors
     /// [`CatalogError`].
-    fn list(&self, prefix: &str) -> Result<Vec<Entry>, CatalogError>;
+    fn list(&self, prefix: &str) -> Result<Vec<CatalogEntry>, CatalogError>;
 
     /// Puts an entry if the key's current version is `expected`, or if the key has no entry and
     /// `expected` is `None`. Returns whether it did. An entry that is put under a lease is deleted
@@ -138,16 +138,16 @@ pub trait Catalog: Send + Sync {
     fn put_if(
         &self,
         key: &str,
-        expected: Option<Version>,
+        expected: Option<EntryVersion>,
         value: &str,
-        lease: Option<Lease>,
+        lease: Option<CatalogLease>,
     ) -> Result<bool, CatalogError>;
 
     /// Deletes the entry of a key if it has this version. Returns whether it did.
     ///
     /// # Errors
     /// [`CatalogError`].
-    fn delete_if(&self, key: &str, expected: Version) -> Result<bool, CatalogError>;
+    fn delete_if(&self, key: &str, expected: EntryVersion) -> Result<bool, CatalogError>;
 
     /// Grants a lease that ends one term after the last keep-alive. The granted term may be longer
     /// than `term`: etcd counts whole seconds, and grants no less than 1.5 times its election
@@ -155,19 +155,19 @@ pub trait Catalog: Send + Sync {
     ///
     /// # Errors
     /// [`CatalogError`].
-    fn grant(&self, term: Duration) -> Result<Granted, CatalogError>;
+    fn grant(&self, term: Duration) -> Result<GrantedLease, CatalogError>;
 
     /// Extends a lease by a whole term from now; `false` if it has ended.
     ///
     /// # Errors
     /// [`CatalogError`].
-    fn keep_alive(&self, lease: Lease) -> Result<bool, CatalogError>;
+    fn keep_alive(&self, lease: CatalogLease) -> Result<bool, CatalogError>;
 
     /// Ends a lease and deletes its entries. Does nothing if it has already ended.
     ///
     /// # Errors
     /// [`CatalogError`].
-    fn revoke(&self, lease: Lease) -> Result<(), CatalogError>;
+    fn revoke(&self, lease: CatalogLease) -> Result<(), CatalogError>;
 
     /// What is wrong with the catalog itself although it answers, one line each: dead members, or
     /// an alarm. Only etcd reports any.

@@ -8,14 +8,14 @@
 //!
 //! *Thread safety*: any number of threads may use the handle.
 
-use super::messages::{Answer, Request, encode};
+use super::messages::{CatalogAnswer, CatalogRequest, encode};
 use super::store::Store;
-use crate::clock::Clock;
-use farleaf_fabric::handshake::{Role, Token};
+use crate::clock::MonotonicClock;
+use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::{TcpServer, TcpServerConfig};
-use farleaf_fabric::{Call, Calls, Cpu, Message, Region, ReplySink};
+use farleaf_fabric::{Calls, Cpu, Message, Region, ReplySink, ServiceCall};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -41,8 +41,8 @@ pub struct EmbeddedConfig {
 }
 
 #[derive(Debug)]
-struct Waiting {
-    request: Request,
+struct WaitingWatch {
+    request: CatalogRequest,
     reply: ReplySink,
 }
 
@@ -83,18 +83,19 @@ impl EmbeddedCatalog {
         config: &EmbeddedConfig,
     ) -> io::Result<Self> {
         let lock = lock_state(&config.state)?;
-        let clock = Clock::start();
+        let clock = MonotonicClock::start();
         let store = Store::open(&config.state, clock.now_ns())?;
         let (sender, receiver) = sync_channel(QUEUE);
         let thread = start_thread("catalog".into(), move || serve(store, &receiver, clock))?;
         let server = TcpServerConfig {
-            role: Role::Catalog,
+            role: PeerRole::Catalog,
             number: 0,
-            accepts: &[Role::Client],
+            accepts: &[PeerRole::Client],
             connections: config.connections,
             ..TcpServerConfig::default()
         };
-        let server = TcpServer::start(listener, Arc::new(Front { sender }), token, server)?;
+        let server =
+            TcpServer::start(listener, Arc::new(CatalogRequestHandler { sender }), token, server)?;
         let address = server.local_address();
         Ok(Self { server: Some(server), address, thread: Mutex::new(Some(thread)), _lock: lock })
     }
@@ -116,35 +117,35 @@ impl Drop for EmbeddedCatalog {
 }
 
 /// Receives requests on the listener's threads and queues them.
-struct Front {
-    sender: SyncSender<Waiting>,
+struct CatalogRequestHandler {
+    sender: SyncSender<WaitingWatch>,
 }
 
-impl Calls for Front {
+impl Calls for CatalogRequestHandler {
     fn memory(&self) -> Option<&Arc<Region>> {
         None
     }
 
-    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, _cpu: &C, call: ServiceCall<'_>) {
         let request = match serde_json::from_slice(call.request) {
             Ok(request) => request,
             Err(error) => {
-                let refused = Answer::Refused(format!("invalid request: {error}"));
+                let refused = CatalogAnswer::Refused(format!("invalid request: {error}"));
                 *call.reply = Message::from_vec(encode(&refused));
                 return;
             }
         };
-        let waiting = Waiting { request, reply: call.later() };
+        let waiting = WaitingWatch { request, reply: call.later() };
         if let Err(TrySendError::Full(waiting) | TrySendError::Disconnected(waiting)) =
             self.sender.try_send(waiting)
         {
-            let refused = Answer::Refused("too many requests are waiting".to_owned());
+            let refused = CatalogAnswer::Refused("too many requests are waiting".to_owned());
             waiting.reply.send(Message::from_vec(encode(&refused)));
         }
     }
 }
 
-fn serve(mut store: Store, requests: &Receiver<Waiting>, clock: Clock) {
+fn serve(mut store: Store, requests: &Receiver<WaitingWatch>, clock: MonotonicClock) {
     let mut fails = false;
     loop {
         let ended = store.expire(clock.now_ns());
@@ -162,12 +163,12 @@ fn serve(mut store: Store, requests: &Receiver<Waiting>, clock: Clock) {
             None => Duration::from_secs(3600),
         };
         match requests.recv_timeout(wait) {
-            Ok(Waiting { request, reply }) => {
+            Ok(WaitingWatch { request, reply }) => {
                 // Expire leases first: those that ended while the queue was empty ended before this
                 // request.
                 let answer = match store.expire(clock.now_ns()) {
                     Ok(()) => store.answer(request, clock.now_ns()),
-                    Err(why) => Answer::Refused(why),
+                    Err(why) => CatalogAnswer::Refused(why),
                 };
                 reply.send(Message::from_vec(encode(&answer)));
             }

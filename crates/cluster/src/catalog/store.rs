@@ -7,8 +7,8 @@
 //!
 //! *Thread safety*: one thread.
 
-use super::messages::{Answer, Request, entry_bytes, fits};
-use super::{Entry, Lease, Version, check};
+use super::messages::{CatalogAnswer, CatalogRequest, entry_bytes, fits};
+use super::{CatalogEntry, CatalogLease, EntryVersion, check};
 use farleaf_fabric::handshake::draw_epoch;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ const MAX_LEASES: usize = 8192;
 const TERMS_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Stored {
+struct StoredEntry {
     value: String,
     version: u64,
     lease: Option<u64>,
@@ -34,11 +34,11 @@ struct Stored {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Content {
+struct CatalogState {
     format: u32,
     /// The last version that was assigned.
     version: u64,
-    entries: BTreeMap<String, Stored>,
+    entries: BTreeMap<String, StoredEntry>,
     /// Terms of the leases that have entries, in nanoseconds.
     terms_ns: BTreeMap<u64, u64>,
 }
@@ -55,7 +55,7 @@ struct Term {
 pub(super) struct Store {
     path: PathBuf,
     version: u64,
-    entries: BTreeMap<String, Stored>,
+    entries: BTreeMap<String, StoredEntry>,
     leases: BTreeMap<u64, Term>,
 }
 
@@ -68,7 +68,7 @@ impl Store {
     /// Reads the state from the file at `path`, or starts empty if there is no file. Every lease
     /// gets a whole term from `now_ns`.
     pub(super) fn open(path: &Path, now_ns: u64) -> io::Result<Self> {
-        let empty = Content {
+        let empty = CatalogState {
             format: FORMAT,
             version: 0,
             entries: BTreeMap::new(),
@@ -76,7 +76,7 @@ impl Store {
         };
         let content = match fs::read(path) {
             Ok(bytes) => {
-                serde_json::from_slice::<Content>(&bytes).map_err(|why| invalid(path, why))?
+                serde_json::from_slice::<CatalogState>(&bytes).map_err(|why| invalid(path, why))?
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => empty,
             Err(error) => return Err(error),
@@ -93,7 +93,8 @@ impl Store {
             entries: content.entries,
             leases: content.terms_ns.into_iter().map(fresh).collect(),
         };
-        let known = |stored: &Stored| stored.lease.is_none_or(|id| store.leases.contains_key(&id));
+        let known =
+            |stored: &StoredEntry| stored.lease.is_none_or(|id| store.leases.contains_key(&id));
         if !store.entries.values().all(known) {
             return Err(invalid(path, "an entry's lease is missing"));
         }
@@ -106,7 +107,7 @@ impl Store {
     fn save(&self) -> io::Result<()> {
         let used: BTreeSet<u64> = self.entries.values().filter_map(|stored| stored.lease).collect();
         let terms = self.leases.iter().filter(|(id, _)| used.contains(id));
-        let content = Content {
+        let content = CatalogState {
             format: FORMAT,
             version: self.version,
             entries: self.entries.clone(),
@@ -140,48 +141,48 @@ impl Store {
 
     /// Answers a request at the time `now_ns`. The caller must have called [`Store::expire`] for
     /// that time.
-    pub(super) fn answer(&mut self, request: Request, now_ns: u64) -> Answer {
-        self.carry_out(request, now_ns).unwrap_or_else(Answer::Refused)
+    pub(super) fn answer(&mut self, request: CatalogRequest, now_ns: u64) -> CatalogAnswer {
+        self.carry_out(request, now_ns).unwrap_or_else(CatalogAnswer::Refused)
     }
 
-    fn carry_out(&mut self, request: Request, now_ns: u64) -> Result<Answer, String> {
+    fn carry_out(&mut self, request: CatalogRequest, now_ns: u64) -> Result<CatalogAnswer, String> {
         Ok(match request {
-            Request::Get { key } => Answer::Entry(self.entry(&key)),
-            Request::List { prefix, after } => self.page(&prefix, after.as_deref()),
-            Request::PutIf { key, expected, value, lease } => {
+            CatalogRequest::Get { key } => CatalogAnswer::Entry(self.entry(&key)),
+            CatalogRequest::List { prefix, after } => self.page(&prefix, after.as_deref()),
+            CatalogRequest::PutIf { key, expected, value, lease } => {
                 check(&key, &value).map_err(|error| error.to_string())?;
                 self.put_if(key, expected, value, lease)?
             }
-            Request::DeleteIf { key, expected } => {
+            CatalogRequest::DeleteIf { key, expected } => {
                 let is = self.entries.get(&key).is_some_and(|stored| stored.version == expected.0);
                 if is {
                     self.change(|store| drop(store.entries.remove(&key)))?;
                 }
-                Answer::Done(is)
+                CatalogAnswer::Done(is)
             }
-            Request::Grant { term_ns } => self.grant(term_ns, now_ns)?,
-            Request::KeepAlive { lease } => {
+            CatalogRequest::Grant { term_ns } => self.grant(term_ns, now_ns)?,
+            CatalogRequest::KeepAlive { lease } => {
                 let term = self.leases.get_mut(&lease.0);
                 let is = term.is_some();
                 if let Some(term) = term {
                     term.ends_ns = now_ns.saturating_add(term.term_ns);
                 }
-                Answer::Done(is)
+                CatalogAnswer::Done(is)
             }
-            Request::Revoke { lease } => {
+            CatalogRequest::Revoke { lease } => {
                 self.end(&[lease.0])?;
-                Answer::Revoked
+                CatalogAnswer::Revoked
             }
         })
     }
 
-    fn entry(&self, key: &str) -> Option<Entry> {
+    fn entry(&self, key: &str) -> Option<CatalogEntry> {
         let stored = self.entries.get(key)?;
-        let version = Version(stored.version);
-        Some(Entry { key: key.to_owned(), value: stored.value.clone(), version })
+        let version = EntryVersion(stored.version);
+        Some(CatalogEntry { key: key.to_owned(), value: stored.value.clone(), version })
     }
 
-    fn page(&self, prefix: &str, after: Option<&str>) -> Answer {
+    fn page(&self, prefix: &str, after: Option<&str>) -> CatalogAnswer {
         let start = match after {
             Some(after) if after >= prefix => Bound::Excluded(after),
             _ => Bound::Included(prefix),
@@ -194,44 +195,48 @@ impl Store {
             let Some(entry) = self.entry(key) else { continue };
             bytes += entry_bytes(&entry);
             if !fits(bytes) {
-                return Answer::Page { entries, more: true };
+                return CatalogAnswer::Page { entries, more: true };
             }
             entries.push(entry);
         }
-        Answer::Page { entries, more: false }
+        CatalogAnswer::Page { entries, more: false }
     }
 
     fn put_if(
         &mut self,
         key: String,
-        expected: Option<Version>,
+        expected: Option<EntryVersion>,
         value: String,
-        lease: Option<Lease>,
-    ) -> Result<Answer, String> {
+        lease: Option<CatalogLease>,
+    ) -> Result<CatalogAnswer, String> {
         let found = self.entries.get(&key);
-        if found.map(|stored| Version(stored.version)) != expected {
-            return Ok(Answer::Done(false));
+        if found.map(|stored| EntryVersion(stored.version)) != expected {
+            return Ok(CatalogAnswer::Done(false));
         }
         let lease = lease.map(|lease| lease.0);
         if lease.is_some_and(|id| !self.leases.contains_key(&id)) {
             return Err("the lease has ended".to_owned());
         }
-        let bytes = |(key, stored): (&String, &Stored)| key.len() + stored.value.len();
+        let bytes = |(key, stored): (&String, &StoredEntry)| key.len() + stored.value.len();
         let held: usize = self.entries.iter().map(bytes).sum();
         if self.entries.len() >= MAX_ENTRIES || held + key.len() + value.len() > MAX_BYTES {
             return Err("it is full".to_owned());
         }
         self.version += 1;
-        let stored = Stored { value, version: self.version, lease };
-        let entry = Entry { key, value: stored.value.clone(), version: Version(stored.version) };
+        let stored = StoredEntry { value, version: self.version, lease };
+        let entry = CatalogEntry {
+            key,
+            value: stored.value.clone(),
+            version: EntryVersion(stored.version),
+        };
         if !fits(entry_bytes(&entry)) {
             return Err("the value is too long once escaped as JSON".to_owned());
         }
         self.change(|store| drop(store.entries.insert(entry.key, stored)))?;
-        Ok(Answer::Done(true))
+        Ok(CatalogAnswer::Done(true))
     }
 
-    fn grant(&mut self, term_ns: u64, now_ns: u64) -> Result<Answer, String> {
+    fn grant(&mut self, term_ns: u64, now_ns: u64) -> Result<CatalogAnswer, String> {
         if !TERMS_NS.contains(&term_ns) {
             return Err("a lease's term must be from 1 millisecond to 1 hour".to_owned());
         }
@@ -245,12 +250,12 @@ impl Store {
             id = draw_epoch().map_err(|error| error.to_string())? >> 1;
         }
         self.leases.insert(id, Term { term_ns, ends_ns: now_ns.saturating_add(term_ns) });
-        Ok(Answer::Granted(Lease(id)))
+        Ok(CatalogAnswer::Granted(CatalogLease(id)))
     }
 
     /// Ends leases and deletes their entries.
     fn end(&mut self, ids: &[u64]) -> Result<(), String> {
-        let under = |stored: &Stored| stored.lease.is_some_and(|id| ids.contains(&id));
+        let under = |stored: &StoredEntry| stored.lease.is_some_and(|id| ids.contains(&id));
         if !self.entries.values().any(under) {
             self.leases.retain(|id, _| !ids.contains(id));
             return Ok(());
@@ -280,14 +285,15 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    fn put(store: &mut Store, key: &str, lease: Option<Lease>) {
-        let request = Request::PutIf { key: key.into(), expected: None, value: "v".into(), lease };
-        assert_eq!(store.answer(request, 0), Answer::Done(true));
+    fn put(store: &mut Store, key: &str, lease: Option<CatalogLease>) {
+        let request =
+            CatalogRequest::PutIf { key: key.into(), expected: None, value: "v".into(), lease };
+        assert_eq!(store.answer(request, 0), CatalogAnswer::Done(true));
     }
 
-    fn granted(store: &mut Store, now_ns: u64) -> Lease {
-        match store.answer(Request::Grant { term_ns: SECOND_NS }, now_ns) {
-            Answer::Granted(lease) => lease,
+    fn granted(store: &mut Store, now_ns: u64) -> CatalogLease {
+        match store.answer(CatalogRequest::Grant { term_ns: SECOND_NS }, now_ns) {
+            CatalogAnswer::Granted(lease) => lease,
             answer => panic!("{answer:?}"),
         }
     }
@@ -311,7 +317,7 @@ mod tests {
         assert_eq!((keys(&store), store.version), (vec!["goes", "stays"], version));
         // A lease without entries is not written, so it does not survive a restart.
         let alive = |store: &mut Store, lease, now_ns| {
-            store.answer(Request::KeepAlive { lease }, now_ns) == Answer::Done(true)
+            store.answer(CatalogRequest::KeepAlive { lease }, now_ns) == CatalogAnswer::Done(true)
         };
         assert!(!alive(&mut store, bare, 50 * SECOND_NS));
         store.expire(51 * SECOND_NS - 1).unwrap();
@@ -350,11 +356,15 @@ mod tests {
         let mut store = Store::open(&path, 0).unwrap();
         put(&mut store, "a", None);
         fs::create_dir(path.with_added_extension("new")).unwrap();
-        let request =
-            Request::PutIf { key: "b".into(), expected: None, value: "v".into(), lease: None };
-        assert!(matches!(store.answer(request.clone(), 0), Answer::Refused(_)));
+        let request = CatalogRequest::PutIf {
+            key: "b".into(),
+            expected: None,
+            value: "v".into(),
+            lease: None,
+        };
+        assert!(matches!(store.answer(request.clone(), 0), CatalogAnswer::Refused(_)));
         assert_eq!(keys(&store), ["a"]);
         fs::remove_dir(path.with_added_extension("new")).unwrap();
-        assert_eq!(store.answer(request, 0), Answer::Done(true));
+        assert_eq!(store.answer(request, 0), CatalogAnswer::Done(true));
     }
 }

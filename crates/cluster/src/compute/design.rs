@@ -5,10 +5,10 @@
 use super::ComputeServerOptions;
 use crate::layouts::ClusterLayout;
 use crate::text::Textual;
-use farleaf_dex::cache::{CacheOptions, Dirt};
+use farleaf_dex::cache::{CacheOptions, DirtyStats};
 use farleaf_dex::{Dex, DexOptions, DexServer};
 use farleaf_dlsm::{
-    DlsmOptions, DlsmServer, DlsmServerOptions, Shard, ShardedDlsm, ShardedOptions, TreeCounts,
+    DlsmOptions, DlsmServer, DlsmServerOptions, LsmShard, ShardedDlsm, ShardedOptions, TreeCounts,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_index::{InTables, IndexError, Partitioned, ValueForm};
@@ -42,18 +42,18 @@ pub(super) trait ClusterDesign<L: ClusterLayout>: Partitioned {
     ) -> Result<(Self::ServerOptions, SharedValues<L, Self>), IndexError>;
 
     /// Changes that are not written back to the memory servers.
-    fn dirt(state: &Self::State<L>, now_ns: u64) -> Dirt;
+    fn dirt(state: &Self::State<L>, now_ns: u64) -> DirtyStats;
 
     /// The space of value blocks, and the bytes of cached ones, if there are any.
     fn blocks_of(shared: &SharedValues<L, Self>) -> Option<(BlockUsage, u64)>;
 
     /// The LSM trees, if the design has any.
-    fn trees(state: &Self::State<L>) -> Option<Trees>;
+    fn trees(state: &Self::State<L>) -> Option<ServerTrees>;
 }
 
 /// The LSM trees of a compute server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Trees {
+pub(super) struct ServerTrees {
     pub(super) shards: u64,
     pub(super) tables: u64,
     /// Of these, the ones in level 0.
@@ -96,7 +96,7 @@ impl<L: ClusterLayout> ClusterDesign<L> for Dex {
         Ok((CacheOptions { bytes: cache.bytes - of_values, ..*cache }, values))
     }
 
-    fn dirt(state: &DexServer<L>, now_ns: u64) -> Dirt {
+    fn dirt(state: &DexServer<L>, now_ns: u64) -> DirtyStats {
         state.cache().dirt(now_ns)
     }
 
@@ -104,7 +104,7 @@ impl<L: ClusterLayout> ClusterDesign<L> for Dex {
         L::blocks_of(shared)
     }
 
-    fn trees(_state: &DexServer<L>) -> Option<Trees> {
+    fn trees(_state: &DexServer<L>) -> Option<ServerTrees> {
         None
     }
 }
@@ -148,16 +148,16 @@ impl<L: ClusterLayout> ClusterDesign<L> for ShardedDlsm {
     }
 
     /// Nothing is written back by age.
-    fn dirt(_state: &DlsmServer<L>, _now_ns: u64) -> Dirt {
-        Dirt::default()
+    fn dirt(_state: &DlsmServer<L>, _now_ns: u64) -> DirtyStats {
+        DirtyStats::default()
     }
 
     fn blocks_of((): &()) -> Option<(BlockUsage, u64)> {
         None
     }
 
-    fn trees(state: &DlsmServer<L>) -> Option<Trees> {
-        let add = |mut all: Trees, shard: &Arc<Shard>| {
+    fn trees(state: &DlsmServer<L>) -> Option<ServerTrees> {
+        let add = |mut all: ServerTrees, shard: &Arc<LsmShard>| {
             let (levels, counts) = (shard.levels(), shard.counts());
             let (memtables, indexes) = shard.local_bytes();
             all.shards += 1;
@@ -178,6 +178,6 @@ impl<L: ClusterLayout> ClusterDesign<L> for ShardedDlsm {
             all.counts += counts;
             all
         };
-        Some(state.shards().iter().fold(Trees::default(), add))
+        Some(state.shards().iter().fold(ServerTrees::default(), add))
     }
 }

@@ -6,12 +6,12 @@
 //! *Thread safety*: a [`CatalogMap`] may go to any thread; each thread has its own.
 
 use super::because;
-use crate::catalog::{Catalog, CatalogError, MAX_VALUE_BYTES, Version};
+use crate::catalog::{Catalog, CatalogError, EntryVersion, MAX_VALUE_BYTES};
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
-use crate::records::{self, Keys, MapRecord};
+use crate::records::{self, CatalogKeys, MapRecord};
 use farleaf_fabric::listener::start_thread;
-use farleaf_index::partition::{MapState, MapStore, Put};
+use farleaf_index::partition::{MapState, MapStore, PutOutcome};
 use farleaf_page::OwnedKey;
 use futures_util::future::LocalBoxFuture;
 use std::marker::PhantomData;
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use tokio::sync::oneshot;
 
-type Call = Box<dyn FnOnce(&dyn Catalog, &str) + Send>;
+type CatalogCall = Box<dyn FnOnce(&dyn Catalog, &str) + Send>;
 
 /// Access to the map record of one generation of the index.
 pub(super) struct CatalogMap<L> {
-    calls: Sender<Call>,
+    calls: Sender<CatalogCall>,
     generation: u64,
     layout: PhantomData<fn() -> L>,
 }
@@ -43,10 +43,10 @@ impl<L: ClusterLayout> CatalogMap<L> {
     /// The operating system's error if the thread cannot be started.
     pub(super) fn start(
         catalog: Arc<dyn Catalog>,
-        keys: &Keys,
+        keys: &CatalogKeys,
         generation: u64,
     ) -> Result<Self, ProgramError> {
-        let (calls, waiting) = channel::<Call>();
+        let (calls, waiting) = channel::<CatalogCall>();
         let key = keys.map();
         let run = move || waiting.into_iter().for_each(|call| call(&*catalog, &key));
         start_thread("map".to_owned(), run).map_err(because)?;
@@ -90,19 +90,19 @@ impl<L: ClusterLayout> MapStore<OwnedKey<L>> for CatalogMap<L> {
         &'a self,
         version: u64,
         state: &'a MapState<OwnedKey<L>>,
-    ) -> LocalBoxFuture<'a, Put> {
+    ) -> LocalBoxFuture<'a, PutOutcome> {
         let record = MapRecord::new::<L>(state, Some(self.generation));
         let put = self.call(move |catalog, key| {
-            records::put_if(catalog, key, Some(Version(version)), &record, None)
+            records::put_if(catalog, key, Some(EntryVersion(version)), &record, None)
         });
         Box::pin(async {
             match put.await {
-                Some(Ok(true)) => Put::Done,
-                Some(Ok(false)) => Put::Changed,
+                Some(Ok(true)) => PutOutcome::Done,
+                Some(Ok(false)) => PutOutcome::Changed,
                 // Nothing was sent.
-                Some(Err(CatalogError::Unreachable { .. })) => Put::Changed,
+                Some(Err(CatalogError::Unreachable { .. })) => PutOutcome::Changed,
                 // If the catalog cannot write its file, it refuses, but it may have written it.
-                Some(Err(_)) | None => Put::Unknown,
+                Some(Err(_)) | None => PutOutcome::Unknown,
             }
         })
     }

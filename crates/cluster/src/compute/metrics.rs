@@ -2,33 +2,34 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::design::Trees;
-use super::threads::Done;
-use super::{Seen, Watched};
+use super::design::ServerTrees;
+use super::threads::ThreadCounters;
+use super::{ComputeServerSnapshot, MetricSources};
 use crate::error::ProgramError;
-use crate::metrics::{Family, Kind, Metrics, MetricsServer, Sample};
+use crate::metrics::{Family, MetricKind, MetricSample, Metrics, MetricsServer};
 use crate::text::KeyRecord;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpServer;
 use farleaf_pool::remote::BlockUsage;
 use std::net::{SocketAddr, TcpListener};
 
-fn labelled(name: &'static str, values: Vec<(&'static str, u64)>) -> Vec<Sample> {
-    let sample = |(label, value): (&str, u64)| Sample { labels: vec![(name, label.into())], value };
+fn labelled(name: &'static str, values: Vec<(&'static str, u64)>) -> Vec<MetricSample> {
+    let sample =
+        |(label, value): (&str, u64)| MetricSample { labels: vec![(name, label.into())], value };
     values.into_iter().map(sample).collect()
 }
 
-fn sum(seen: &Seen, of: impl Fn(&Done) -> u64) -> u64 {
+fn sum(seen: &ComputeServerSnapshot, of: impl Fn(&ThreadCounters) -> u64) -> u64 {
     seen.done.iter().map(of).sum()
 }
 
 /// A figure of the space of value blocks, if there are any.
-fn of_blocks(seen: &Seen, look: fn(&BlockUsage) -> u64) -> Vec<Sample> {
+fn of_blocks(seen: &ComputeServerSnapshot, look: fn(&BlockUsage) -> u64) -> Vec<MetricSample> {
     seen.blocks.iter().map(|(usage, _)| look(usage).into()).collect()
 }
 
-fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
-    use Kind::{Counter, Gauge};
+fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<MetricSources>) {
+    use MetricKind::{Counter, Gauge};
     let listener = |look: fn(&TcpServer) -> u64| {
         let server = Arc::clone(server);
         move || look(&server)
@@ -69,9 +70,10 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
         .add_one("refusals", help, Counter, move || watch.tally.refusals.load(Ordering::Relaxed));
     // All that follows is read from one look at the server.
     let mut families = Vec::new();
-    let mut family = |name, help, kind, samples: fn(&Seen) -> Vec<Sample>| {
-        families.push(Family { name, help, kind, samples });
-    };
+    let mut family =
+        |name, help, kind, samples: fn(&ComputeServerSnapshot) -> Vec<MetricSample>| {
+            families.push(Family { name, help, kind, samples });
+        };
     let help = "Remote operations on memory servers, since this generation of the index is served";
     family("remote_operations", help, Counter, |seen| {
         let verbs = vec![
@@ -136,7 +138,9 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
     let help = "Bytes of changed nodes in the cache that are not written back yet";
     family("dirty_bytes", help, Gauge, |seen| vec![seen.dirt.bytes.into()]);
     let help = "Seconds since the oldest unwritten change; 0 if nothing is written back by age";
-    family("oldest_dirty_seconds", help, Kind::Duration, |seen| vec![seen.dirt.oldest_ns.into()]);
+    family("oldest_dirty_seconds", help, MetricKind::Duration, |seen| {
+        vec![seen.dirt.oldest_ns.into()]
+    });
     let help = "Unreachable memory servers: while there are any, no change is acknowledged";
     family("unreachable_memory_servers", help, Gauge, |seen| vec![seen.unreachable.into()]);
     let help = "The epoch of the partition map; 0 while the server does not serve";
@@ -151,16 +155,23 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<Watched>) {
 /// A figure of all LSM trees. Without trees it has no samples.
 macro_rules! of_trees {
     ($figure:expr) => {
-        |seen: &Seen| {
-            let figure: fn(&Trees) -> u64 = $figure;
+        |seen: &ComputeServerSnapshot| {
+            let figure: fn(&ServerTrees) -> u64 = $figure;
             seen.trees.iter().map(|trees| figure(trees).into()).collect()
         }
     };
 }
 
 /// The figures of LSM trees.
-fn of_trees(family: &mut impl FnMut(&'static str, &'static str, Kind, fn(&Seen) -> Vec<Sample>)) {
-    use Kind::{Counter, Gauge};
+fn of_trees(
+    family: &mut impl FnMut(
+        &'static str,
+        &'static str,
+        MetricKind,
+        fn(&ComputeServerSnapshot) -> Vec<MetricSample>,
+    ),
+) {
+    use MetricKind::{Counter, Gauge};
     let help = "Shards, each of which is an LSM tree";
     family("dlsm_shards", help, Gauge, of_trees!(|trees| trees.shards));
     family("dlsm_tables", "Tables of all levels", Gauge, of_trees!(|trees| trees.tables));
@@ -200,28 +211,31 @@ fn of_trees(family: &mut impl FnMut(&'static str, &'static str, Kind, fn(&Seen) 
 
 /// The range of a compute server. Byte strings are not numbers, and those above 2^53 are not exact
 /// in Prometheus, so that keys are labels of the number 1.
-fn partition((low, high): &(KeyRecord, Option<KeyRecord>)) -> Vec<Sample> {
+fn partition((low, high): &(KeyRecord, Option<KeyRecord>)) -> Vec<MetricSample> {
     let last = match (low, high) {
         (_, Some(KeyRecord::Number(high))) => Some(("last", high.saturating_sub(1).to_string())),
         (KeyRecord::Number(_), None) => Some(("last", u64::MAX.to_string())),
         (_, high) => high.as_ref().map(|high| ("end", high.to_string())),
     };
     let labels = [("lowest", low.to_string())].into_iter().chain(last).collect();
-    vec![Sample { labels, value: 1 }]
+    vec![MetricSample { labels, value: 1 }]
 }
 
 /// Starts serving the metrics.
 pub(super) fn start(
     listen: SocketAddr,
     server: &Arc<TcpServer>,
-    watched: Arc<Watched>,
+    watched: Arc<MetricSources>,
     number: u16,
 ) -> Result<MetricsServer, ProgramError> {
     let metrics = Metrics::default();
     fill(&metrics, server, &watched);
-    metrics.add_one("compute_server", "Number of the compute server", Kind::Gauge, move || {
-        number.into()
-    });
+    metrics.add_one(
+        "compute_server",
+        "Number of the compute server",
+        MetricKind::Gauge,
+        move || number.into(),
+    );
     let what = format!("metrics cannot be served at {listen}");
     let listener = TcpListener::bind(listen).map_err(ProgramError::system(what))?;
     MetricsServer::start(listener, metrics, move || watched.look().map_epoch > 0)

@@ -25,20 +25,20 @@ use crate::catalog::{self, CatalogAddress};
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
 use crate::layouts::{BlockSettings, ClusterLayout, LayoutName};
-use crate::membership::Member;
+use crate::membership::ClusterMember;
 use crate::records::{
-    self, ComputeRecord, IndexName, IndexRecord, IndexState, Keys, MapRecord, MemoryRecord,
+    self, CatalogKeys, ComputeRecord, IndexName, IndexRecord, IndexState, MapRecord, MemoryRecord,
     SettingsRecord,
 };
 use crate::settings;
-use crate::stop::Stop;
+use crate::stop::StopSignal;
 use crate::text::{KeyRecord, Notation, Textual};
 use crate::with_layout;
-use design::{ClusterDesign, Trees};
+use design::{ClusterDesign, ServerTrees};
 use farleaf_dex::Dex;
-use farleaf_dex::cache::{CacheOptions, Dirt};
+use farleaf_dex::cache::{CacheOptions, DirtyStats};
 use farleaf_dlsm::ShardedDlsm;
-use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::TcpServerConfig;
 use farleaf_index::partition::{ComputeServer, MapState, PartitionMap};
@@ -49,7 +49,7 @@ use map_store::CatalogMap;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
-use threads::{Crew, Done, Tally, Threads};
+use threads::{GenerationThreads, RequestTally, ThreadCounters, WorkerThreads};
 
 /// Options of a compute server.
 #[derive(Clone, Debug)]
@@ -96,21 +96,21 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sources of a compute server's metrics.
 #[derive(Default)]
-struct Watched {
-    tally: Arc<Tally>,
+struct MetricSources {
+    tally: Arc<RequestTally>,
     serving: Mutex<Option<Arc<dyn Watching>>>,
 }
 
 /// The generation being served, with any layout.
 trait Watching: Send + Sync {
-    fn look(&self) -> Seen;
+    fn look(&self) -> ComputeServerSnapshot;
 }
 
 /// A snapshot of a compute server's state.
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct ComputeServerSnapshot {
     /// The work of each of its threads since it began to serve this generation.
-    done: Vec<Done>,
+    done: Vec<ThreadCounters>,
     /// The epoch of its map; 0 while it does not serve.
     map_epoch: u64,
     /// Its key range: the lowest key, and the first key beyond it.
@@ -118,28 +118,28 @@ struct Seen {
     /// Bytes of nodes in its cache.
     cached_bytes: u64,
     /// The part of the cache that is not written back yet.
-    dirt: Dirt,
+    dirt: DirtyStats,
     /// Number of memory servers that it cannot reach.
     unreachable: u64,
     /// The space of its value blocks, and the bytes of cached ones, if the cluster has blocks.
     blocks: Option<(BlockUsage, u64)>,
     /// Its LSM trees, if the index has any.
-    trees: Option<Trees>,
+    trees: Option<ServerTrees>,
 }
 
-impl Watched {
+impl MetricSources {
     /// Takes a snapshot.
-    fn look(&self) -> Seen {
+    fn look(&self) -> ComputeServerSnapshot {
         let serving = lock(&self.serving).clone();
-        serving.map_or_else(Seen::default, |serving| serving.look())
+        serving.map_or_else(ComputeServerSnapshot::default, |serving| serving.look())
     }
 }
 
-impl<L: ClusterLayout, D: ClusterDesign<L>> Watching for threads::Shared<L, D> {
-    fn look(&self) -> Seen {
+impl<L: ClusterLayout, D: ClusterDesign<L>> Watching for threads::GenerationShared<L, D> {
+    fn look(&self) -> ComputeServerSnapshot {
         let range = self.server.map().range_of(self.server.number());
         let record = |key: &OwnedKey<L>| L::key(key).to_record();
-        Seen {
+        ComputeServerSnapshot {
             done: self.done.iter().map(|done| *lock(done)).collect(),
             map_epoch: self.server.epoch(),
             range: Some((record(&range.low), range.high.as_ref().map(record))),
@@ -155,21 +155,21 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Watching for threads::Shared<L, D> {
 /// One generation being served.
 struct Serving<L: ClusterLayout, D: ClusterDesign<L>> {
     generation: u64,
-    threads: Threads<L, D>,
+    threads: GenerationThreads<L, D>,
 }
 
-struct Program<'a, L: ClusterLayout, D: ClusterDesign<L>> {
+struct ComputeProgram<'a, L: ClusterLayout, D: ClusterDesign<L>> {
     options: &'a ComputeServerOptions,
     /// [`ComputeServerOptions::boundaries`], as keys.
     given: Vec<OwnedKey<L>>,
     token: Token,
-    keys: Keys,
+    keys: CatalogKeys,
     catalog: Arc<dyn catalog::Catalog>,
-    watched: Arc<Watched>,
+    watched: Arc<MetricSources>,
     /// Declared before the crew, so that it is dropped first: dropping the crew waits for this
     /// work.
     serving: Option<Serving<L, D>>,
-    crew: Crew<L>,
+    crew: WorkerThreads<L>,
     /// Whether this machine is known to support the cluster's transport.
     is_reachable: bool,
     /// The last reported reason for not serving.
@@ -180,16 +180,16 @@ struct Program<'a, L: ClusterLayout, D: ClusterDesign<L>> {
 ///
 /// # Errors
 /// [`ProgramError`] if it cannot serve at all, or cannot end cleanly.
-pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramError> {
+pub fn run(options: &ComputeServerOptions, stop: &StopSignal) -> Result<(), ProgramError> {
     let token = config::read_token(&options.token_file)?;
-    let keys = Keys::new(&options.cluster)
+    let keys = CatalogKeys::new(&options.cluster)
         .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", options.cluster)))?;
     let catalog = catalog::open(&options.catalog, &token)?;
     let what = format!("cannot listen at {}", options.listen);
     let listener = TcpListener::bind(options.listen).map_err(ProgramError::system(what))?;
     let settings = await_settings(options, &*catalog, &keys, stop)?;
     let Some((layout, index)) = settings else { return Ok(()) };
-    let start = Start { token, keys, catalog, listener };
+    let start = ComputeServerStart { token, keys, catalog, listener };
     with_layout!(layout, L => match index {
         IndexName::Dex => run_with::<L, Dex>(options, start, stop),
         IndexName::Dlsm => run_with::<L, ShardedDlsm>(options, start, stop),
@@ -201,8 +201,8 @@ pub fn run(options: &ComputeServerOptions, stop: &Stop) -> Result<(), ProgramErr
 fn await_settings(
     options: &ComputeServerOptions,
     catalog: &dyn catalog::Catalog,
-    keys: &Keys,
-    stop: &Stop,
+    keys: &CatalogKeys,
+    stop: &StopSignal,
 ) -> Result<Option<(LayoutName, IndexName)>, ProgramError> {
     let mut said = String::new();
     while !stop.is_raised() {
@@ -224,29 +224,29 @@ fn await_settings(
 }
 
 /// The state of a compute server before it knows its layout.
-struct Start {
+struct ComputeServerStart {
     token: Token,
-    keys: Keys,
+    keys: CatalogKeys,
     catalog: Arc<dyn catalog::Catalog>,
     listener: TcpListener,
 }
 
 fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
     options: &ComputeServerOptions,
-    start: Start,
-    stop: &Stop,
+    start: ComputeServerStart,
+    stop: &StopSignal,
 ) -> Result<(), ProgramError> {
-    let Start { token, keys, catalog, listener } = start;
+    let ComputeServerStart { token, keys, catalog, listener } = start;
     let given = boundaries_of::<L>(&options.boundaries)?;
     let config = TcpServerConfig {
-        role: Role::ComputeServer,
+        role: PeerRole::ComputeServer,
         number: options.number,
-        accepts: &[Role::Client, Role::ComputeServer],
+        accepts: &[PeerRole::Client, PeerRole::ComputeServer],
         io_threads: options.threads,
         ..TcpServerConfig::default()
     };
-    let crew = Crew::<L>::start(listener, &token, config)?;
-    let watched = Arc::new(Watched::default());
+    let crew = WorkerThreads::<L>::start(listener, &token, config)?;
+    let watched = Arc::new(MetricSources::default());
     let look = Arc::clone(&watched);
     let metrics = options
         .metrics
@@ -265,13 +265,14 @@ fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
     let (key, value) = (keys.compute(options.number), records::encode(&record));
     let mut published = record.clone();
     let patience = options.term + PATIENCE;
-    let member = Member::register(Arc::clone(&catalog), key, value, options.term, patience, stop);
+    let member =
+        ClusterMember::register(Arc::clone(&catalog), key, value, options.term, patience, stop);
     let member = match member {
         Err(_) if stop.is_raised() => return Ok(()),
         member => member?,
     };
     tracing::info!("compute server {} listens at {address}", options.number);
-    let mut program = Program::<L, D> {
+    let mut program = ComputeProgram::<L, D> {
         options,
         given,
         token,
@@ -375,7 +376,7 @@ fn listed(boundaries: &[KeyRecord]) -> String {
     }
 }
 
-impl<L: ClusterLayout, D: ClusterDesign<L>> Program<'_, L, D> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> ComputeProgram<'_, L, D> {
     /// The server's record with its current state.
     fn standing(&self, record: &ComputeRecord) -> ComputeRecord {
         let (generation, unreachable) = match &self.serving {
@@ -517,7 +518,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Program<'_, L, D> {
     /// Takes the next step towards a ready index.
     fn make(
         &mut self,
-        index: Option<(IndexRecord, catalog::Version)>,
+        index: Option<(IndexRecord, catalog::EntryVersion)>,
         settings: &SettingsRecord,
         memory: &[MemoryRecord],
     ) -> Result<(), ProgramError> {
@@ -588,7 +589,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Program<'_, L, D> {
         index::adopt::<L, D, _>(&cluster, self.options.number, &values)?;
         let server = (Arc::new(server), values);
         let tally = Arc::clone(&self.watched.tally);
-        let threads = Threads::start(&self.crew, server, &cluster, &store, tally)?;
+        let threads = GenerationThreads::start(&self.crew, server, &cluster, &store, tally)?;
         *lock(&self.watched.serving) = Some(Arc::clone(&threads.shared) as _);
         self.crew.serve(Some(&threads));
         self.serving = Some(Serving { generation, threads });

@@ -8,7 +8,7 @@ use crate::client::resolve;
 #[cfg(not(feature = "verbs"))]
 use crate::config;
 use crate::error::ProgramError;
-use crate::records::{MemoryRecord, Transport as TransportName};
+use crate::records::{MemoryRecord, PoolTransport as TransportName};
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::shm::{ShmCluster, ShmConfig};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};

@@ -2,24 +2,26 @@
 //! suite of all designs.
 
 use super::design::ClusterDesign;
-use super::front::Reply;
+use super::front::ReplyHandle;
 use super::index;
 use super::map_store::CatalogMap;
 use super::reach::MemoryCluster;
-use super::threads::{Crew, Tally, Threads};
-use crate::catalog::{Catalog, CatalogError, Entry, Granted, Lease, Version};
+use super::threads::{GenerationThreads, RequestTally, WorkerThreads};
+use crate::catalog::{
+    Catalog, CatalogEntry, CatalogError, CatalogLease, EntryVersion, GrantedLease,
+};
 use crate::error::ProgramError;
-use crate::records::{self, Keys, MapRecord};
+use crate::records::{self, CatalogKeys, MapRecord};
 use farleaf_dex::cache::{CacheOptions, OffloadName};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedDlsm, ShardedOptions};
-use farleaf_fabric::handshake::{Role, Token};
+use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServerConfig};
 use farleaf_fabric::{AnyFabric, ClientTask, Cluster, Fabric, Provider, RpcService, ServerId};
-use farleaf_index::client::{ClientIndex, ClientOptions, Remote};
+use farleaf_index::client::{ClientIndex, ClientOptions, RemoteDesign};
 use farleaf_index::partition::{ComputeServer, MapState, PartitionMap};
-use farleaf_index::{IndexError, RangeIndex, Scan, ValueForm};
+use farleaf_index::{IndexError, RangeIndex, ScanResult, ValueForm};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
@@ -41,46 +43,46 @@ fn pause(duration: Duration) {
 }
 
 impl Catalog for OneRecord {
-    fn get(&self, key: &str) -> Result<Option<Entry>, CatalogError> {
+    fn get(&self, key: &str) -> Result<Option<CatalogEntry>, CatalogError> {
         while self.hangs.load(Ordering::Acquire) {
             pause(Duration::from_millis(1));
         }
         let (value, version) = lock(&self.record).clone();
-        Ok(Some(Entry { key: key.to_owned(), value, version: Version(version) }))
+        Ok(Some(CatalogEntry { key: key.to_owned(), value, version: EntryVersion(version) }))
     }
 
     fn put_if(
         &self,
         _key: &str,
-        expected: Option<Version>,
+        expected: Option<EntryVersion>,
         value: &str,
-        _lease: Option<Lease>,
+        _lease: Option<CatalogLease>,
     ) -> Result<bool, CatalogError> {
         let mut held = lock(&self.record);
-        if expected != Some(Version(held.1)) {
+        if expected != Some(EntryVersion(held.1)) {
             return Ok(false);
         }
         *held = (value.to_owned(), held.1 + 1);
         Ok(true)
     }
 
-    fn list(&self, _prefix: &str) -> Result<Vec<Entry>, CatalogError> {
+    fn list(&self, _prefix: &str) -> Result<Vec<CatalogEntry>, CatalogError> {
         unreachable!("only one record is read")
     }
 
-    fn delete_if(&self, _key: &str, _expected: Version) -> Result<bool, CatalogError> {
+    fn delete_if(&self, _key: &str, _expected: EntryVersion) -> Result<bool, CatalogError> {
         unreachable!("the record stays")
     }
 
-    fn grant(&self, _term: Duration) -> Result<Granted, CatalogError> {
+    fn grant(&self, _term: Duration) -> Result<GrantedLease, CatalogError> {
         unreachable!("the record is under no lease")
     }
 
-    fn keep_alive(&self, _lease: Lease) -> Result<bool, CatalogError> {
+    fn keep_alive(&self, _lease: CatalogLease) -> Result<bool, CatalogError> {
         unreachable!("the record is under no lease")
     }
 
-    fn revoke(&self, _lease: Lease) -> Result<(), CatalogError> {
+    fn revoke(&self, _lease: CatalogLease) -> Result<(), CatalogError> {
         unreachable!("the record is under no lease")
     }
 }
@@ -113,8 +115,8 @@ impl Tested for ShardedDlsm {
 }
 
 struct ComputeServerHere<D: Tested> {
-    threads: Option<Threads<Fixed8, D>>,
-    crew: Crew<Fixed8>,
+    threads: Option<GenerationThreads<Fixed8, D>>,
+    crew: WorkerThreads<Fixed8>,
 }
 
 struct TiersCluster<D: Tested> {
@@ -140,30 +142,31 @@ impl<D: Tested<ServerOptions: Clone + Sync + Send>> Provider for Tiers<D> {
         let record = MapRecord::new::<Fixed8>(&MapState::settled(map), None);
         let record = Mutex::new((records::encode(&record), 1));
         let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
-        let keys = Keys::new("tests").unwrap();
+        let keys = CatalogKeys::new("tests").unwrap();
         let store = CatalogMap::<Fixed8>::start(Arc::clone(&catalog) as _, &keys, 1).unwrap();
         let mut compute = Vec::new();
         for number in 0..self.compute_servers {
             let map = index::begin_life::<_, D, _>(&memory, number, &store).unwrap();
             let server = Arc::new(ComputeServer::start(number, &self.server, map).unwrap());
-            let tally = Arc::new(Tally::default());
+            let tally = Arc::new(RequestTally::default());
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let config = TcpServerConfig {
-                role: Role::ComputeServer,
+                role: PeerRole::ComputeServer,
                 number,
-                accepts: &[Role::Client],
+                accepts: &[PeerRole::Client],
                 io_threads: self.threads,
                 ..TcpServerConfig::default()
             };
-            let crew = Crew::start(socket, &token, config).unwrap();
-            let threads = Threads::start(&crew, (server, ()), &memory, &store, tally).unwrap();
+            let crew = WorkerThreads::start(socket, &token, config).unwrap();
+            let threads =
+                GenerationThreads::start(&crew, (server, ()), &memory, &store, tally).unwrap();
             crew.serve(Some(&threads));
             compute.push(ComputeServerHere { crew, threads: Some(threads) });
         }
         let addresses = compute.iter().map(|server| server.crew.server().local_address()).collect();
         let config = TcpConfig {
-            role: Role::Client,
-            server_role: Role::ComputeServer,
+            role: PeerRole::Client,
+            server_role: PeerRole::ComputeServer,
             ..TcpConfig::default()
         };
         let clients = TcpCluster::connect(addresses, &token, config);
@@ -199,11 +202,11 @@ fn suite<D: Tested<ServerOptions: Clone + Sync + Send>>(tiers: &Tiers<D>) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
     let beside = &Beside::nothing();
     let setup = Setup { provider: tiers, options: (), memory_servers: 2, server };
-    conformance::single_operations::<Fixed8, Remote, _>(&setup, beside);
-    conformance::scans::<Fixed8, Remote, _>(&setup, beside);
-    conformance::bulk_load::<Fixed8, Remote, _>(&setup, beside);
-    conformance::concurrent_owners::<Fixed8, Remote, _>(&setup, beside);
-    conformance::concurrent_counters::<Fixed8, Remote, _>(&setup, beside);
+    conformance::single_operations::<Fixed8, RemoteDesign, _>(&setup, beside);
+    conformance::scans::<Fixed8, RemoteDesign, _>(&setup, beside);
+    conformance::bulk_load::<Fixed8, RemoteDesign, _>(&setup, beside);
+    conformance::concurrent_owners::<Fixed8, RemoteDesign, _>(&setup, beside);
+    conformance::concurrent_counters::<Fixed8, RemoteDesign, _>(&setup, beside);
 }
 
 #[test]
@@ -252,7 +255,7 @@ fn compute_servers_with_lsm_trees_move_whole_shards() {
         let (first, third) = (5, u64::MAX / 8 * 5);
         for (from, to, near) in [(0, 1, Some(&first)), (1, 0, None), (0, 1, Some(&third))] {
             index.move_keys(from, to, near).await.unwrap();
-            assert_eq!(index.scan(&Scan::range(..)).await, Ok(records().collect()));
+            assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(records().collect()));
             assert_eq!(index.upsert(&0, &0).await, Ok(()));
         }
         index.upsert(&7, &8).await.unwrap();
@@ -311,7 +314,7 @@ fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
         assert_eq!(ask(ClientRequest::LoadAbort { load: 7 }).await, ClientResponse::Done);
         assert_eq!(ask(begin(7)).await, refused_with(ErrorCode::NoLoad), "it has ended");
         assert_eq!(ask(end(7)).await, refused_with(ErrorCode::NoLoad));
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![(1, 10)]));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![(1, 10)]));
         let garbage = fabric.call(ServerId::new(0), [9_u8, 9, 9].into_iter().collect()).await;
         let told = ClientResponse::<Fixed8>::decode(&garbage.unwrap());
         assert_eq!(told, Some(ClientResponse::Error(ErrorCode::Malformed)));
@@ -329,7 +332,7 @@ fn changes_are_written_back_even_if_the_queue_is_full() {
     let threads = cluster.compute[0].threads.as_ref().unwrap();
     let ask = |ask| -> Receiver<ClientResponse<Fixed8>> {
         let (sender, receiver) = channel();
-        threads.shared.queues.push(ask, Reply::to_thread(sender), 0);
+        threads.shared.queues.push(ask, ReplyHandle::to_thread(sender), 0);
         receiver
     };
     // Every task waits for the catalog, and then the queue fills up.
@@ -375,16 +378,18 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         let record = MapRecord::new::<Fixed8>(&MapState::settled(map), None);
         let record = Mutex::new((records::encode(&record), 1));
         let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
-        let store = CatalogMap::<Fixed8>::start(catalog, &Keys::new("tests").unwrap(), 1).unwrap();
+        let store =
+            CatalogMap::<Fixed8>::start(catalog, &CatalogKeys::new("tests").unwrap(), 1).unwrap();
         let map = index::begin_life::<_, Dex, _>(&memory, 0, &store).unwrap();
         let started = ComputeServer::<Dex, _>::start(0, &CacheOptions::default(), map);
         let server = Arc::new(started.unwrap());
         let config =
-            TcpServerConfig { role: Role::ComputeServer, io_threads: 2, ..Default::default() };
+            TcpServerConfig { role: PeerRole::ComputeServer, io_threads: 2, ..Default::default() };
         let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let crew = Crew::start(socket, &Token::draw().unwrap(), config).unwrap();
+        let crew = WorkerThreads::start(socket, &Token::draw().unwrap(), config).unwrap();
         crew.break_a_thread();
-        let started = Threads::start(&crew, (server, ()), &memory, &store, Arc::default());
+        let started =
+            GenerationThreads::start(&crew, (server, ()), &memory, &store, Arc::default());
         sender.send(started.is_err()).unwrap();
     });
     assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(true));

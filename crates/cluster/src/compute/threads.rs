@@ -2,21 +2,22 @@
 //! the memory servers, and a bounded number of tasks that answer requests concurrently. The thread
 //! that receives a request executes it; only bulk loads go to the first thread.
 //!
-//! The [`Crew`] lives as long as the program, because its threads have the connections. While a
-//! generation of the index is served, [`Threads`] is the work that they do for it.
+//! The [`WorkerThreads`] lives as long as the program, because its threads have the connections.
+//! While a generation of the index is served, [`GenerationThreads`] is the work that they do for
+//! it.
 //!
 //! *Thread safety*: any number of threads may use the handles; a thread's working state stays on
 //! that thread.
 
 use super::design::{ClusterDesign, SharedValues};
-use super::front::{Front, Queues, Reply};
+use super::front::{ComputeRequestHandler, GenerationQueues, ReplyHandle};
 use super::map_store::CatalogMap;
 use super::reach::MemoryCluster;
 use super::{because, failed};
-use crate::clock::Clock;
+use crate::clock::MonotonicClock;
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
-use farleaf_dex::cache::Dirt;
+use farleaf_dex::cache::DirtyStats;
 use farleaf_fabric::AnyFabric;
 use farleaf_fabric::any::AnyTransport;
 use farleaf_fabric::endpoint::{EndpointCluster, EndpointDriver};
@@ -27,7 +28,7 @@ use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{Hosting, ServerThread, TcpServer, TcpServerConfig};
 use farleaf_fabric::{CounterSnapshot, Fabric};
 use farleaf_index::CacheCounters;
-use farleaf_index::partition::{Clients, ComputeServer, Queue, Worker};
+use farleaf_index::partition::{Clients, ComputeServer, ThreadQueue, Worker};
 use farleaf_page::Layout;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode, NO_LOAD};
 use std::net::TcpListener;
@@ -47,7 +48,7 @@ const FLUSH_AGAIN: Duration = Duration::from_millis(5);
 
 /// Answered requests, by kind.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct RequestTally {
     pub(super) lookups: AtomicU64,
     pub(super) changes: AtomicU64,
     pub(super) scans: AtomicU64,
@@ -55,11 +56,11 @@ pub(super) struct Tally {
     pub(super) refusals: AtomicU64,
 }
 
-impl Tally {
+impl RequestTally {
     fn count<L: Layout>(&self, ask: &ClientRequest<L>) {
-        use farleaf_page::Action;
+        use farleaf_page::EditAction;
         let (counter, count) = match ask {
-            ClientRequest::Edit(edit) if edit.action == Action::Get => (&self.lookups, 1),
+            ClientRequest::Edit(edit) if edit.action == EditAction::Get => (&self.lookups, 1),
             ClientRequest::Edit(_) => (&self.changes, 1),
             ClientRequest::UpsertAll { records } => (&self.changes, records.len() as u64),
             ClientRequest::Scan { .. } => (&self.scans, 1),
@@ -71,61 +72,61 @@ impl Tally {
 
 /// Counters of a thread.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Done {
+pub(super) struct ThreadCounters {
     pub(super) fabric: CounterSnapshot,
     pub(super) cache: CacheCounters,
 }
 
 /// State that all threads share while one generation is served.
-pub(super) struct Shared<L: ClusterLayout, D: ClusterDesign<L>> {
+pub(super) struct GenerationShared<L: ClusterLayout, D: ClusterDesign<L>> {
     pub(super) server: Arc<ComputeServer<D, L>>,
     pub(super) values: SharedValues<L, D>,
-    pub(super) queues: Arc<Queues<L>>,
-    pub(super) tally: Arc<Tally>,
-    pub(super) done: Vec<Mutex<Done>>,
-    clock: Clock,
+    pub(super) queues: Arc<GenerationQueues<L>>,
+    pub(super) tally: Arc<RequestTally>,
+    pub(super) done: Vec<Mutex<ThreadCounters>>,
+    clock: MonotonicClock,
     /// The endpoints' clock at the time when `clock` started.
     origin_ns: AtomicU64,
 }
 
-impl<L: ClusterLayout, D: ClusterDesign<L>> Shared<L, D> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> GenerationShared<L, D> {
     /// Changes that are not written back to the memory servers yet.
-    pub(super) fn dirt(&self) -> Dirt {
+    pub(super) fn dirt(&self) -> DirtyStats {
         let now_ns = self.origin_ns.load(Ordering::Acquire) + self.clock.now_ns();
         D::dirt(self.server.state(), now_ns)
     }
 }
 
 /// Work for a thread of the crew, which ends when its queues are closed.
-type Job<L> = Box<dyn FnOnce(&mut ServerThread<Front<L>>) + Send>;
+type WorkerJob<L> = Box<dyn FnOnce(&mut ServerThread<ComputeRequestHandler<L>>) + Send>;
 
 /// One thread of the crew.
 #[derive(Debug)]
-struct Hand<L: ClusterLayout> {
-    jobs: Sender<Job<L>>,
+struct WorkerThread<L: ClusterLayout> {
+    jobs: Sender<WorkerJob<L>>,
     thread: JoinHandle<()>,
 }
 
 /// The threads with the clients' connections.
-pub(super) struct Crew<L: ClusterLayout> {
+pub(super) struct WorkerThreads<L: ClusterLayout> {
     server: Arc<TcpServer>,
-    front: Arc<Front<L>>,
-    hands: Vec<Hand<L>>,
+    front: Arc<ComputeRequestHandler<L>>,
+    hands: Vec<WorkerThread<L>>,
 }
 
-impl<L: ClusterLayout> Crew<L> {
+impl<L: ClusterLayout> WorkerThreads<L> {
     /// Listens for clients; every request is refused until something is served.
     pub(super) fn start(
         socket: TcpListener,
         token: &Token,
         config: TcpServerConfig,
     ) -> Result<Self, ProgramError> {
-        let front = Arc::new(Front::new(config.io_threads));
+        let front = Arc::new(ComputeRequestHandler::new(config.io_threads));
         let (server, threads) = TcpServer::prepare(socket, Arc::clone(&front), token, config)
             .map_err(ProgramError::system("the listener"))?;
         let mut crew = Self { server: Arc::new(server), front, hands: Vec::new() };
         for mut io in threads {
-            let (jobs, mine) = channel::<Job<L>>();
+            let (jobs, mine) = channel::<WorkerJob<L>>();
             let name = format!("compute-{}", io.number());
             let work = move || {
                 while !io.is_stopped() {
@@ -137,7 +138,7 @@ impl<L: ClusterLayout> Crew<L> {
                 io.close_all();
             };
             let thread = start_thread(name, work).map_err(because)?;
-            crew.hands.push(Hand { jobs, thread });
+            crew.hands.push(WorkerThread { jobs, thread });
         }
         Ok(crew)
     }
@@ -155,7 +156,7 @@ impl<L: ClusterLayout> Crew<L> {
     /// Makes one of the threads panic.
     #[cfg(test)]
     pub(super) fn break_a_thread(&self) {
-        let broken: Job<L> = Box::new(|_| panic!("a test breaks this thread"));
+        let broken: WorkerJob<L> = Box::new(|_| panic!("a test breaks this thread"));
         self.hands[0].jobs.send(broken).unwrap();
         self.server.nudge();
         while self.are_alive() {
@@ -164,12 +165,12 @@ impl<L: ClusterLayout> Crew<L> {
     }
 
     /// From now on, passes requests to the threads of `serving`, or refuses them if there are none.
-    pub(super) fn serve<D: ClusterDesign<L>>(&self, serving: Option<&Threads<L, D>>) {
+    pub(super) fn serve<D: ClusterDesign<L>>(&self, serving: Option<&GenerationThreads<L, D>>) {
         self.front.set(serving.map(|threads| &threads.shared.queues));
     }
 }
 
-impl<L: ClusterLayout> Drop for Crew<L> {
+impl<L: ClusterLayout> Drop for WorkerThreads<L> {
     fn drop(&mut self) {
         self.server.stop();
         for hand in self.hands.drain(..) {
@@ -179,23 +180,23 @@ impl<L: ClusterLayout> Drop for Crew<L> {
 }
 
 /// A compute server, and what its threads share of its values.
-pub(super) type Served<L, D> = (Arc<ComputeServer<D, L>>, SharedValues<L, D>);
+pub(super) type ServedServer<L, D> = (Arc<ComputeServer<D, L>>, SharedValues<L, D>);
 
 /// What the crew does for one generation of the index.
-pub(super) struct Threads<L: ClusterLayout, D: ClusterDesign<L>> {
-    pub(super) shared: Arc<Shared<L, D>>,
+pub(super) struct GenerationThreads<L: ClusterLayout, D: ClusterDesign<L>> {
+    pub(super) shared: Arc<GenerationShared<L, D>>,
     /// Disconnected once every thread has ended its work.
     ended: Receiver<()>,
 }
 
-impl<L: ClusterLayout, D: ClusterDesign<L>> Threads<L, D> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> GenerationThreads<L, D> {
     /// Lets the crew open the index over `cluster`; they can serve once all of them have.
     pub(super) fn start(
-        crew: &Crew<L>,
-        server: Served<L, D>,
+        crew: &WorkerThreads<L>,
+        server: ServedServer<L, D>,
         cluster: &MemoryCluster,
         store: &CatalogMap<L>,
-        tally: Arc<Tally>,
+        tally: Arc<RequestTally>,
     ) -> Result<Self, ProgramError> {
         match cluster {
             MemoryCluster::Tcp(tcp) => Self::over(crew, server, tcp, store, tally),
@@ -205,23 +206,23 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Threads<L, D> {
         }
     }
 
-    /// Like [`Threads::start`], for one transport.
+    /// Like [`GenerationThreads::start`], for one transport.
     fn over<C: EndpointCluster<Transport: AnyTransport>>(
-        crew: &Crew<L>,
-        server: Served<L, D>,
+        crew: &WorkerThreads<L>,
+        server: ServedServer<L, D>,
         cluster: &C,
         store: &CatalogMap<L>,
-        tally: Arc<Tally>,
+        tally: Arc<RequestTally>,
     ) -> Result<Self, ProgramError> {
         let count = crew.hands.len();
         let (server, values) = server;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(GenerationShared {
             server,
             values,
-            queues: Arc::new(Queues::new(count)),
+            queues: Arc::new(GenerationQueues::new(count)),
             tally,
             done: (0..count).map(|_| Mutex::default()).collect(),
-            clock: Clock::start(),
+            clock: MonotonicClock::start(),
             origin_ns: AtomicU64::new(0),
         });
         let (opened, openings) = channel();
@@ -234,7 +235,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Threads<L, D> {
                 store.clone(),
                 ending.clone(),
             );
-            let job: Job<L> = Box::new(move |io| {
+            let job: WorkerJob<L> = Box::new(move |io| {
                 let _ending: Sender<()> = ending;
                 // The closure also drops its sender, so that a thread that never sends is noticed
                 // below.
@@ -263,12 +264,12 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Threads<L, D> {
     /// Stops serving, and writes all changes back to the memory servers. Call it when clients'
     /// requests are refused, so that a full queue empties.
     pub(super) fn flush(&self) -> Result<(), ErrorCode> {
-        let Shared { queues, clock, .. } = &*self.shared;
+        let GenerationShared { queues, clock, .. } = &*self.shared;
         let until = clock.elapsed() + FLUSH;
         loop {
             let (sender, receiver) = channel();
             let halt = ClientRequest::Halt { load: NO_LOAD, version: 0 };
-            queues.push(halt, Reply::to_thread(sender), 0);
+            queues.push(halt, ReplyHandle::to_thread(sender), 0);
             match receiver.recv_timeout(until.saturating_sub(clock.elapsed())) {
                 Ok(ClientResponse::Done) => return Ok(()),
                 // The queue is full: waiting requests must not prevent the write-back of the cache.
@@ -290,32 +291,32 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Threads<L, D> {
     }
 }
 
-impl<L: ClusterLayout, D: ClusterDesign<L>> Drop for Threads<L, D> {
-    /// Needed even without [`Threads::stop`]: the crew cannot end before its work.
+impl<L: ClusterLayout, D: ClusterDesign<L>> Drop for GenerationThreads<L, D> {
+    /// Needed even without [`GenerationThreads::stop`]: the crew cannot end before its work.
     fn drop(&mut self) {
         self.shared.queues.close();
     }
 }
 
 /// Closes a thread's queues when its work ends, also by a panic, so that no request waits for it.
-struct Closing<'a, L: ClusterLayout, D: ClusterDesign<L>>(&'a Shared<L, D>);
+struct QueueCloseGuard<'a, L: ClusterLayout, D: ClusterDesign<L>>(&'a GenerationShared<L, D>);
 
-impl<L: ClusterLayout, D: ClusterDesign<L>> Drop for Closing<'_, L, D> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> Drop for QueueCloseGuard<'_, L, D> {
     fn drop(&mut self) {
         self.0.queues.close();
     }
 }
 
 /// Reports whether a thread could open the index, and if not, why.
-type Opened = Box<dyn FnOnce(Result<(), String>)>;
+type OpenedCallback = Box<dyn FnOnce(Result<(), String>)>;
 
 /// The work of one thread for one generation. It keeps serving clients meanwhile.
 fn serve<L: ClusterLayout, D: ClusterDesign<L>, X: AnyTransport>(
     cluster: &Arc<X::Cluster>,
-    io: &mut ServerThread<Front<L>>,
-    shared: &Shared<L, D>,
+    io: &mut ServerThread<ComputeRequestHandler<L>>,
+    shared: &GenerationShared<L, D>,
     store: CatalogMap<L>,
-    opened: Opened,
+    opened: OpenedCallback,
 ) {
     let number = io.number();
     let open = || {
@@ -337,9 +338,9 @@ fn serve<L: ClusterLayout, D: ClusterDesign<L>, X: AnyTransport>(
 fn serve_over<L: ClusterLayout, D: ClusterDesign<L>>(
     driver: &dyn Driver,
     (number, fabric): (usize, AnyFabric),
-    shared: &Shared<L, D>,
+    shared: &GenerationShared<L, D>,
     store: CatalogMap<L>,
-    opened: Opened,
+    opened: OpenedCallback,
 ) {
     let mut executor = Executor::new();
     let (server, values) = (&shared.server, &shared.values);
@@ -354,8 +355,8 @@ fn serve_over<L: ClusterLayout, D: ClusterDesign<L>>(
         shared.origin_ns.store(origin_ns, Ordering::Release);
     }
     opened(Ok(()));
-    let _closing = Closing(shared);
-    let (queue, clients) = (shared.queues.of_thread(number), Counting(&shared.tally));
+    let _closing = QueueCloseGuard(shared);
+    let (queue, clients) = (shared.queues.of_thread(number), CountingAnswers(&shared.tally));
     let ended = || queue.is_closed();
     let mut executor = Executor::new();
     for _ in 0..TASKS {
@@ -379,12 +380,12 @@ fn serve_over<L: ClusterLayout, D: ClusterDesign<L>>(
 }
 
 /// Counts requests, and sends their answers.
-struct Counting<'a>(&'a Tally);
+struct CountingAnswers<'a>(&'a RequestTally);
 
-impl<L: Layout> Clients<L> for Counting<'_> {
-    type Reply = Reply<L>;
+impl<L: Layout> Clients<L> for CountingAnswers<'_> {
+    type Reply = ReplyHandle<L>;
 
-    fn begin(&self, ask: &ClientRequest<L>, reply: &Reply<L>) -> bool {
+    fn begin(&self, ask: &ClientRequest<L>, reply: &ReplyHandle<L>) -> bool {
         let still_waits = !reply.is_too_old();
         if still_waits {
             self.0.count(ask);
@@ -392,7 +393,7 @@ impl<L: Layout> Clients<L> for Counting<'_> {
         still_waits
     }
 
-    fn answer(&self, reply: Reply<L>, told: ClientResponse<L>) {
+    fn answer(&self, reply: ReplyHandle<L>, told: ClientResponse<L>) {
         if matches!(told, ClientResponse::Error(_) | ClientResponse::NotOwner { .. }) {
             self.0.refusals.fetch_add(1, Ordering::Relaxed);
         }
@@ -403,12 +404,12 @@ impl<L: Layout> Clients<L> for Counting<'_> {
 /// Publishes the thread's counters periodically until its queue is closed.
 async fn tell<L: ClusterLayout, D: ClusterDesign<L>, F: Fabric>(
     worker: &Worker<D, F, L, D::Values>,
-    queue: &Queue<L, Reply<L>>,
-    done: &Mutex<Done>,
+    queue: &ThreadQueue<L, ReplyHandle<L>>,
+    done: &Mutex<ThreadCounters>,
 ) {
     while !queue.is_closed() {
         let fabric = worker.fabric().counters().snapshot();
-        *lock(done) = Done { fabric, cache: worker.cache_counters() };
+        *lock(done) = ThreadCounters { fabric, cache: worker.cache_counters() };
         worker.fabric().sleep(TELL_NS).await;
     }
 }

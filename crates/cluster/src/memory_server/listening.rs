@@ -6,15 +6,15 @@
 use super::MemoryServerOptions;
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
-use crate::records::Transport;
-use farleaf_fabric::Backing;
+use crate::records::PoolTransport;
+use farleaf_fabric::RegionBacking;
 use farleaf_fabric::handshake::Token;
 use farleaf_fabric::shm::{ShmServer, ShmServerConfig, ShmServerCounters};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::tcp::{TcpServer, TcpServerConfig, TcpServerCounters};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::{
-    DeviceChoice, Missing, VerbsServer, VerbsServerConfig, VerbsServerCounters, probe,
+    DeviceChoice, RdmaUnavailable, VerbsServer, VerbsServerConfig, VerbsServerCounters, probe,
 };
 use farleaf_page::Layout;
 use farleaf_pool::server::MemoryServer;
@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 /// Counters of a listener.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Counted {
+pub(super) struct ListenerCounters {
     pub(super) connections: u64,
     pub(super) welcomed: u64,
     pub(super) refused: u64,
@@ -31,64 +31,64 @@ pub(super) struct Counted {
 }
 
 /// A listener that serves a region over one transport.
-pub(super) trait Listening: Send {
+pub(super) trait PoolListener: Send {
     /// The place where it listens, on this machine.
-    fn place(&self) -> Place;
+    fn place(&self) -> ListenAddress;
     /// The epoch that it sends in the handshake.
     fn epoch(&self) -> u64;
-    fn counted(&self) -> Counted;
+    fn counted(&self) -> ListenerCounters;
 }
 
-impl Listening for TcpServer {
-    fn place(&self) -> Place {
-        Place::Address(self.local_address())
+impl PoolListener for TcpServer {
+    fn place(&self) -> ListenAddress {
+        ListenAddress::Address(self.local_address())
     }
 
     fn epoch(&self) -> u64 {
         self.identity().epoch
     }
 
-    fn counted(&self) -> Counted {
+    fn counted(&self) -> ListenerCounters {
         let counters = self.counters();
         let TcpServerCounters { connections, welcomed, refused, requests } = counters;
-        Counted { connections, welcomed, refused, requests }
+        ListenerCounters { connections, welcomed, refused, requests }
     }
 }
 
-impl Listening for ShmServer {
-    fn place(&self) -> Place {
-        Place::Socket(self.path().to_owned())
+impl PoolListener for ShmServer {
+    fn place(&self) -> ListenAddress {
+        ListenAddress::Socket(self.path().to_owned())
     }
 
     fn epoch(&self) -> u64 {
         self.identity().epoch
     }
 
-    fn counted(&self) -> Counted {
+    fn counted(&self) -> ListenerCounters {
         let ShmServerCounters { connections, welcomed, refused, requests } = self.counters();
-        Counted { connections, welcomed, refused, requests }
+        ListenerCounters { connections, welcomed, refused, requests }
     }
 }
 
 #[cfg(feature = "verbs")]
-impl Listening for VerbsServer {
-    fn place(&self) -> Place {
-        Place::QueuePairs(self.local_address())
+impl PoolListener for VerbsServer {
+    fn place(&self) -> ListenAddress {
+        ListenAddress::QueuePairs(self.local_address())
     }
 
     fn epoch(&self) -> u64 {
         self.identity().epoch
     }
 
-    fn counted(&self) -> Counted {
+    fn counted(&self) -> ListenerCounters {
         let VerbsServerCounters { connections, welcomed, refused, requests } = self.counters();
-        Counted { connections, welcomed, refused, requests }
+        ListenerCounters { connections, welcomed, refused, requests }
     }
 }
 
 /// The place where a memory server is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ListenAddress {
     /// Over tcp; with port 0 the operating system chooses the port.
     Address(SocketAddr),
     /// Over shm.
@@ -98,7 +98,7 @@ pub(super) enum Place {
     QueuePairs(SocketAddr),
 }
 
-impl Place {
+impl ListenAddress {
     /// The place that these options specify.
     ///
     /// # Errors
@@ -106,21 +106,21 @@ impl Place {
     /// support it.
     pub(super) fn wanted(options: &MemoryServerOptions) -> Result<Self, ProgramError> {
         match (options.transport, &options.socket) {
-            (Transport::Tcp, _) => Ok(Self::Address(options.listen)),
-            (Transport::Shm, Some(path)) => Ok(Self::Socket(path.clone())),
-            (Transport::Shm, None) => {
+            (PoolTransport::Tcp, _) => Ok(Self::Address(options.listen)),
+            (PoolTransport::Shm, Some(path)) => Ok(Self::Socket(path.clone())),
+            (PoolTransport::Shm, None) => {
                 let text = "transport shm needs the path of a socket: --socket PATH";
                 Err(ConfigError::Settings(text.to_owned()).into())
             }
             #[cfg(feature = "verbs")]
-            (Transport::Verbs, _) => {
+            (PoolTransport::Verbs, _) => {
                 // Probing one page shows whether there is a device. Registering the pool will show
                 // whether the pool can be locked.
                 probe(&DeviceChoice::default(), 4096).map_err(ProgramError::transport)?;
                 Ok(Self::QueuePairs(options.listen))
             }
             #[cfg(not(feature = "verbs"))]
-            (Transport::Verbs, _) => Err(config::without_verbs().into()),
+            (PoolTransport::Verbs, _) => Err(config::without_verbs().into()),
         }
     }
 
@@ -138,12 +138,12 @@ impl Place {
     }
 
     /// The kind of memory that this transport can reach.
-    pub(super) fn backing(&self) -> Backing {
+    pub(super) fn backing(&self) -> RegionBacking {
         match self {
-            Self::Address(_) => Backing::Private,
-            Self::Socket(_) => Backing::Shared { huge_pages: false },
+            Self::Address(_) => RegionBacking::Private,
+            Self::Socket(_) => RegionBacking::Shared { huge_pages: false },
             #[cfg(feature = "verbs")]
-            Self::QueuePairs(_) => Backing::Private,
+            Self::QueuePairs(_) => RegionBacking::Private,
         }
     }
 
@@ -157,7 +157,7 @@ impl Place {
         options: &MemoryServerOptions,
         service: &Arc<MemoryServer<L>>,
         token: &Token,
-    ) -> Result<Box<dyn Listening>, ProgramError> {
+    ) -> Result<Box<dyn PoolListener>, ProgramError> {
         let service = Arc::clone(service);
         let bind = |listen: &SocketAddr| {
             let what = format!("cannot listen at {listen}");
@@ -195,7 +195,7 @@ impl Place {
                     ..VerbsServerConfig::default()
                 };
                 let server = VerbsServer::start(bind(listen)?, service, token, config);
-                Box::new(server.map_err(|error| match error.downcast::<Missing>() {
+                Box::new(server.map_err(|error| match error.downcast::<RdmaUnavailable>() {
                     Ok(missing) => ProgramError::transport(missing),
                     Err(error) => ProgramError::system("the listener")(error),
                 })?)

@@ -18,11 +18,13 @@ use crate::catalog::{Catalog, CatalogAddress, EmbeddedCatalog, EmbeddedConfig, o
 use crate::config::{self, ConfigError};
 use crate::error::ProgramError;
 use crate::layouts::{ClusterLayout, LayoutName};
-use crate::membership::Member;
-use crate::metrics::{Kind, Metrics, MetricsServer};
-use crate::records::{self, IndexName, IndexRecord, Keys, MemoryRecord, SettingsRecord, Transport};
+use crate::membership::ClusterMember;
+use crate::metrics::{MetricKind, Metrics, MetricsServer};
+use crate::records::{
+    self, CatalogKeys, IndexName, IndexRecord, MemoryRecord, PoolTransport, SettingsRecord,
+};
 use crate::settings;
-use crate::stop::Stop;
+use crate::stop::StopSignal;
 use crate::with_layout;
 use farleaf_fabric::ServerId;
 use farleaf_fabric::handshake::Token;
@@ -30,7 +32,7 @@ use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_page::Layout;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_pool::wire::Usage;
-use listening::{Counted, Listening, Place};
+use listening::{ListenAddress, ListenerCounters, PoolListener};
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -67,7 +69,7 @@ pub struct MemoryServerOptions {
     /// The server's number, from 0.
     pub number: u16,
     /// How compute servers reach it.
-    pub transport: Transport,
+    pub transport: PoolTransport,
     /// The address to listen on over tcp, or to set up connections over verbs; with port 0 the
     /// operating system chooses the port.
     pub listen: SocketAddr,
@@ -104,13 +106,13 @@ pub struct Creates {
 }
 
 /// A memory server's region with any layout.
-trait Memory: Send + Sync {
+trait AnyLayoutRegion: Send + Sync {
     fn usage(&self) -> Usage;
     /// The nodes in use, and the free ones.
     fn nodes(&self) -> (u64, u64);
 }
 
-impl<L: Layout> Memory for MemoryServer<L> {
+impl<L: Layout> AnyLayoutRegion for MemoryServer<L> {
     fn usage(&self) -> Usage {
         self.usage()
     }
@@ -121,18 +123,18 @@ impl<L: Layout> Memory for MemoryServer<L> {
 }
 
 /// A region being served.
-struct Pool {
-    listening: Box<dyn Listening>,
-    service: Arc<dyn Memory>,
+struct ServedPool {
+    listening: Box<dyn PoolListener>,
+    service: Arc<dyn AnyLayoutRegion>,
     generation: u64,
 }
 
-impl Pool {
+impl ServedPool {
     fn start(
         options: &MemoryServerOptions,
         layout: LayoutName,
         token: &Token,
-        place: &Place,
+        place: &ListenAddress,
         generation: u64,
     ) -> Result<Self, ProgramError> {
         with_layout!(layout, L => Self::start_with::<L>(options, token, place, generation))
@@ -141,7 +143,7 @@ impl Pool {
     fn start_with<L: ClusterLayout>(
         options: &MemoryServerOptions,
         token: &Token,
-        place: &Place,
+        place: &ListenAddress,
         generation: u64,
     ) -> Result<Self, ProgramError> {
         let config = MemoryServerConfig {
@@ -164,10 +166,10 @@ impl Pool {
 }
 
 /// The pool; `None` while one pool replaces another.
-type Shared = Arc<Mutex<Option<Pool>>>;
+type SharedPool = Arc<Mutex<Option<ServedPool>>>;
 
-fn fill(metrics: &Metrics, pool: &Shared) {
-    let counters = |look: fn(&Counted) -> u64| {
+fn fill(metrics: &Metrics, pool: &SharedPool) {
+    let counters = |look: fn(&ListenerCounters) -> u64| {
         let pool = Arc::clone(pool);
         move || lock(&pool).as_ref().map_or(0, |pool| look(&pool.listening.counted()))
     };
@@ -178,7 +180,7 @@ fn fill(metrics: &Metrics, pool: &Shared) {
     let one = |name, help, kind, look: Box<dyn Fn() -> u64 + Send + Sync>| {
         metrics.add_one(name, help, kind, look);
     };
-    use Kind::{Counter, Gauge};
+    use MetricKind::{Counter, Gauge};
     one("connections", "Open connections", Gauge, Box::new(counters(|c| c.connections)));
     one(
         "welcomed",
@@ -211,25 +213,25 @@ fn fill(metrics: &Metrics, pool: &Shared) {
 }
 
 /// The generation in the catalog; 0 before the first index exists.
-fn generation(catalog: &dyn Catalog, keys: &Keys) -> Result<u64, ProgramError> {
+fn generation(catalog: &dyn Catalog, keys: &CatalogKeys) -> Result<u64, ProgramError> {
     let index = records::get::<IndexRecord>(catalog, &keys.index())?;
     Ok(index.map_or(0, |(index, _)| index.generation))
 }
 
-struct Program<'a> {
+struct MemoryProgram<'a> {
     options: &'a MemoryServerOptions,
     layout: LayoutName,
     token: Token,
-    keys: Keys,
+    keys: CatalogKeys,
     catalog: Arc<dyn Catalog>,
-    pool: Shared,
+    pool: SharedPool,
     /// The place where the pool is served. It is valid even while there is no pool.
-    place: Place,
+    place: ListenAddress,
     advertised: String,
     metrics: Option<String>,
 }
 
-impl Program<'_> {
+impl MemoryProgram<'_> {
     fn record(&self) -> Result<String, ProgramError> {
         let pool = lock(&self.pool);
         let pool =
@@ -256,7 +258,8 @@ impl Program<'_> {
         // Drop the old pool first: it holds the address, and there may not be enough memory for
         // both.
         *place = None;
-        let pool = Pool::start(self.options, self.layout, &self.token, &self.place, generation)?;
+        let pool =
+            ServedPool::start(self.options, self.layout, &self.token, &self.place, generation)?;
         let epoch = pool.listening.epoch();
         *place = Some(pool);
         tracing::info!("generation {generation}: new memory, epoch {epoch:016x}");
@@ -264,7 +267,7 @@ impl Program<'_> {
     }
 
     /// Follows the generation until `stop` is raised.
-    fn serve(&self, member: &Member, stop: &Stop) -> Result<(), ProgramError> {
+    fn serve(&self, member: &ClusterMember, stop: &StopSignal) -> Result<(), ProgramError> {
         let (mut published, mut fails) = (true, false);
         while !stop.wait(LOOK) {
             let step = generation(&*self.catalog, &self.keys).and_then(|generation| {
@@ -301,11 +304,11 @@ impl Program<'_> {
 
 /// Retries a request to the catalog that must succeed before the server can start.
 fn patiently<T>(
-    stop: &Stop,
+    stop: &StopSignal,
     mut ask: impl FnMut() -> Result<T, ProgramError>,
 ) -> Result<T, ProgramError> {
     use crate::catalog::CatalogError::{Indeterminate, Unreachable};
-    let clock = crate::clock::Clock::start();
+    let clock = crate::clock::MonotonicClock::start();
     loop {
         match ask() {
             Err(ProgramError::Catalog(Unreachable { .. } | Indeterminate { .. }))
@@ -320,8 +323,8 @@ fn patiently<T>(
 /// Waits for the settings of the cluster, which name its layout; `None` if `stop` was raised.
 fn await_settings(
     catalog: &dyn Catalog,
-    keys: &Keys,
-    stop: &Stop,
+    keys: &CatalogKeys,
+    stop: &StopSignal,
 ) -> Result<Option<SettingsRecord>, ProgramError> {
     let mut waits = false;
     while !stop.is_raised() {
@@ -341,11 +344,11 @@ fn await_settings(
 ///
 /// # Errors
 /// [`ProgramError`] if the server could not start, or could not continue.
-pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramError> {
+pub fn run(options: &MemoryServerOptions, stop: &StopSignal) -> Result<(), ProgramError> {
     let token = config::read_token(&options.token_file)?;
-    let keys = Keys::new(&options.cluster)
+    let keys = CatalogKeys::new(&options.cluster)
         .map_err(|bad| ConfigError::Settings(format!("`{}`: {bad}", options.cluster)))?;
-    let wanted = Place::wanted(options)?;
+    let wanted = ListenAddress::wanted(options)?;
     // Report an address that cannot be published before the cluster is created.
     wanted.advertised(options)?;
     let (embedded, place) = match &options.catalog {
@@ -376,7 +379,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
     let generation = patiently(stop, || generation(&*catalog, &keys))?;
     // Start the pool before writing the settings, so that settings that cannot be served are never
     // written.
-    let pool = Pool::start(options, layout, &token, &wanted, generation)?;
+    let pool = ServedPool::start(options, layout, &token, &wanted, generation)?;
     if let Some(Creates { memory_servers, compute_servers, layout, index }) = options.creates {
         let mine = SettingsRecord {
             memory_servers,
@@ -393,7 +396,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
     let advertised = place.advertised(options)?;
     let pool = Arc::new(Mutex::new(Some(pool)));
     let metrics = options.metrics.map(|listen| start_metrics(listen, &pool)).transpose()?;
-    let program = Program {
+    let program = MemoryProgram {
         options,
         layout,
         token,
@@ -406,7 +409,8 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
     };
     let patience = options.term + PATIENCE;
     let key = program.keys.memory(options.number);
-    let member = Member::register(catalog, key, program.record()?, options.term, patience, stop);
+    let member =
+        ClusterMember::register(catalog, key, program.record()?, options.term, patience, stop);
     let member = match member {
         Err(_) if stop.is_raised() => return Ok(()),
         member => member?,
@@ -427,7 +431,7 @@ pub fn run(options: &MemoryServerOptions, stop: &Stop) -> Result<(), ProgramErro
     ended
 }
 
-fn start_metrics(listen: SocketAddr, pool: &Shared) -> Result<MetricsServer, ProgramError> {
+fn start_metrics(listen: SocketAddr, pool: &SharedPool) -> Result<MetricsServer, ProgramError> {
     let metrics = Metrics::default();
     fill(&metrics, pool);
     let what = format!("metrics cannot be served at {listen}");

@@ -2,14 +2,14 @@
 //!
 //! *Thread safety*: an engine may be used by several threads.
 
-use super::records::Records;
-use super::{Engine, Sizes};
+use super::records::WrittenRecords;
+use super::{EmptyEngine, Sizes};
 use anyhow::{Context, ensure};
-use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
+use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{AnyFabric, Cluster, Provider, RpcService, ServerId};
-use farleaf_index::{Design, IndexAdmin, RangeIndex, Scan};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use fjall::compaction::Leveled;
@@ -19,7 +19,7 @@ use std::ops::Bound;
 use std::time::Duration;
 use tempfile::TempDir;
 
-type Layout = Bytes<128>;
+type EngineLayout = Bytes<128>;
 
 /// Words of a page of the system.
 const PAGE_WORDS: usize = 512;
@@ -35,8 +35,8 @@ const SCANNED_TOGETHER: usize = 10_000;
 
 /// dLSM over a memory server of this process. Its writers flush and merge.
 pub(super) struct InMemory {
-    cluster: <LocalConfig as Provider>::Cluster<MemoryServer<Layout>>,
-    tree: Arc<Shard>,
+    cluster: <LocalConfig as Provider>::Cluster<MemoryServer<EngineLayout>>,
+    tree: Arc<LsmShard>,
 }
 
 impl InMemory {
@@ -45,7 +45,7 @@ impl InMemory {
         // Merges write before they free.
         let pool_bytes = (sizes.data_bytes * 4 + (1 << 30)).next_multiple_of(1 << 21);
         let config = MemoryServerConfig { pool_bytes: pool_bytes as usize, ..Default::default() };
-        let server = MemoryServer::<Layout>::new(ServerId::new(0), &config)?;
+        let server = MemoryServer::<EngineLayout>::new(ServerId::new(0), &config)?;
         // The memory of a memory server is registered, and so there, before anything is written. An
         // operation that changes nothing would be compiled to a load, which gets no memory.
         for page in server.region().words().iter().step_by(PAGE_WORDS) {
@@ -55,10 +55,10 @@ impl InMemory {
         let cluster = LocalConfig::default().start(vec![Arc::new(server)]);
         let created = cluster.run_one(|fabric| {
             let options = &options;
-            async move { <Dlsm as Design<Layout>>::create(&fabric, options).await }
+            async move { <Dlsm as Design<EngineLayout>>::create(&fabric, options).await }
         });
         created?;
-        let tree = <Dlsm as Design<Layout>>::compute(&options)?;
+        let tree = <Dlsm as Design<EngineLayout>>::compute(&options)?;
         Ok(Self { cluster, tree })
     }
 
@@ -66,20 +66,20 @@ impl InMemory {
     fn on_threads(
         &self,
         threads: usize,
-        work: impl AsyncFn(&Handle, usize) -> anyhow::Result<()> + Sync,
+        work: impl AsyncFn(&DlsmHandle, usize) -> anyhow::Result<()> + Sync,
     ) -> anyhow::Result<()> {
         let ended = self.cluster.run(&vec![0; threads], async |fabric, thread| {
-            let index = <Dlsm as Design<Layout>>::open(fabric, &self.tree).await?;
+            let index = <Dlsm as Design<EngineLayout>>::open(fabric, &self.tree).await?;
             work(&index, thread).await
         });
         ended.into_iter().try_for_each(|ended| ended.context("a client has died")?)
     }
 }
 
-type Handle = <Dlsm as Design<Layout>>::Index<AnyFabric>;
+type DlsmHandle = <Dlsm as Design<EngineLayout>>::Index<AnyFabric>;
 
-impl Engine for InMemory {
-    fn fill(&self, records: &Records, threads: usize) -> anyhow::Result<()> {
+impl EmptyEngine for InMemory {
+    fn fill(&self, records: &WrittenRecords, threads: usize) -> anyhow::Result<()> {
         self.on_threads(threads, async |index, thread| {
             for place in records.share(thread, threads) {
                 index.upsert(records.key(place), &records.value(place)).await?;
@@ -89,7 +89,7 @@ impl Engine for InMemory {
         self.on_threads(1, async |index, _| Ok(index.flush().await?))
     }
 
-    fn get(&self, records: &Records, threads: usize) -> anyhow::Result<()> {
+    fn get(&self, records: &WrittenRecords, threads: usize) -> anyhow::Result<()> {
         self.on_threads(threads, async |index, thread| {
             for place in records.lookups(thread, threads) {
                 let value = index.get(records.key(place)).await?;
@@ -99,12 +99,12 @@ impl Engine for InMemory {
         })
     }
 
-    fn scan(&self, records: &Records) -> anyhow::Result<()> {
+    fn scan(&self, records: &WrittenRecords) -> anyhow::Result<()> {
         self.on_threads(1, async |index, _| {
             let mut scanned = records.scanned();
             loop {
                 let last = Bound::Excluded(scanned.last().to_vec());
-                let scan = Scan::range((last, Bound::Unbounded)).limit(SCANNED_TOGETHER);
+                let scan = ScanResult::range((last, Bound::Unbounded)).limit(SCANNED_TOGETHER);
                 let found = index.scan(&scan).await?;
                 for (key, value) in &found {
                     scanned.see(key, value)?;
@@ -116,7 +116,7 @@ impl Engine for InMemory {
         })
     }
 
-    fn merge(&self, records: &Records) -> anyhow::Result<()> {
+    fn merge(&self, records: &WrittenRecords) -> anyhow::Result<()> {
         let before = self.tree.counts().merged_bytes;
         self.on_threads(1, async |index, _| Ok(index.collect().await?))?;
         let merged = self.tree.counts().merged_bytes - before;
@@ -207,8 +207,8 @@ pub(super) fn on_threads(
     })
 }
 
-impl Engine for Fjall {
-    fn fill(&self, records: &Records, threads: usize) -> anyhow::Result<()> {
+impl EmptyEngine for Fjall {
+    fn fill(&self, records: &WrittenRecords, threads: usize) -> anyhow::Result<()> {
         on_threads(threads, |thread| {
             for place in records.share(thread, threads) {
                 self.records.insert(records.key(place), records.value(place))?;
@@ -219,7 +219,7 @@ impl Engine for Fjall {
         self.settle()
     }
 
-    fn get(&self, records: &Records, threads: usize) -> anyhow::Result<()> {
+    fn get(&self, records: &WrittenRecords, threads: usize) -> anyhow::Result<()> {
         on_threads(threads, |thread| {
             for place in records.lookups(thread, threads) {
                 let value = self.records.get(records.key(place))?;
@@ -229,7 +229,7 @@ impl Engine for Fjall {
         })
     }
 
-    fn scan(&self, records: &Records) -> anyhow::Result<()> {
+    fn scan(&self, records: &WrittenRecords) -> anyhow::Result<()> {
         let mut scanned = records.scanned();
         for record in self.records.iter() {
             let (key, value) = record.into_inner()?;
@@ -238,7 +238,7 @@ impl Engine for Fjall {
         scanned.end()
     }
 
-    fn merge(&self, _records: &Records) -> anyhow::Result<()> {
+    fn merge(&self, _records: &WrittenRecords) -> anyhow::Result<()> {
         Ok(self.records.major_compact()?)
     }
 }

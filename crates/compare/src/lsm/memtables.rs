@@ -4,11 +4,14 @@
 //! *Thread safety*: both may be used by several threads.
 
 use super::engines::on_threads;
-use super::records::{KEY_BYTES, Records, VALUE_BYTES};
+use super::records::{KEY_BYTES, VALUE_BYTES, WrittenRecords};
 use super::{MEMTABLE, Phases, SKIPLIST, measured};
 use anyhow::{Context, ensure};
 use crossbeam_skiplist::SkipMap;
-use farleaf_dlsm::{Kind, Link, MemTable, MemTableOptions, SearchKey, Seat, Sequences, Writer};
+use farleaf_dlsm::{
+    LinkOutcome, MemTable, MemTableOptions, MemTableWriter, SearchKey, Sequences, VersionKind,
+    WriterSlot,
+};
 use farleaf_fabric::sync::Arc;
 use std::ops::Range;
 
@@ -16,7 +19,7 @@ use std::ops::Range;
 const TOGETHER: usize = 128_000;
 
 /// A list of records, which may be shared.
-trait List: Sized + Sync {
+trait RecordList: Sized + Sync {
     /// What a thread keeps between its writes.
     type Writer;
 
@@ -33,13 +36,13 @@ trait List: Sized + Sync {
     fn find(&self, key: &[u8; KEY_BYTES], value: &mut Vec<u8>) -> bool;
 }
 
-struct Ours {
+struct FarleafMemTable {
     table: MemTable,
     sequences: Arc<Sequences>,
 }
 
-impl List for Ours {
-    type Writer = Writer;
+impl RecordList for FarleafMemTable {
+    type Writer = MemTableWriter;
 
     fn after(previous: Option<&Self>) -> anyhow::Result<Self> {
         const SEATS: usize = 64;
@@ -53,20 +56,20 @@ impl List for Ours {
         Ok(Self { table, sequences: Arc::clone(sequences) })
     }
 
-    fn writer(&self) -> anyhow::Result<Writer> {
-        let seat = Seat::take(&self.sequences).context("no seat for a writer")?;
-        Ok(Writer::new(seat, 1))
+    fn writer(&self) -> anyhow::Result<MemTableWriter> {
+        let seat = WriterSlot::take(&self.sequences).context("no seat for a writer")?;
+        Ok(MemTableWriter::new(seat, 1))
     }
 
     #[inline]
     fn insert(
         &self,
-        writer: &mut Writer,
+        writer: &mut MemTableWriter,
         key: &[u8; KEY_BYTES],
         value: [u8; VALUE_BYTES],
     ) -> anyhow::Result<()> {
-        let link = self.table.upsert(writer, &SearchKey::new(key), Kind::Value, &value);
-        ensure!(matches!(link, Link::Done(_)), "the MemTable has no room: {link:?}");
+        let link = self.table.upsert(writer, &SearchKey::new(key), VersionKind::Value, &value);
+        ensure!(matches!(link, LinkOutcome::Done(_)), "the MemTable has no room: {link:?}");
         Ok(())
     }
 
@@ -77,7 +80,7 @@ impl List for Ours {
     }
 }
 
-impl List for SkipMap<[u8; KEY_BYTES], [u8; VALUE_BYTES]> {
+impl RecordList for SkipMap<[u8; KEY_BYTES], [u8; VALUE_BYTES]> {
     type Writer = ();
 
     fn after(_previous: Option<&Self>) -> anyhow::Result<Self> {
@@ -107,13 +110,13 @@ impl List for SkipMap<[u8; KEY_BYTES], [u8; VALUE_BYTES]> {
 }
 
 /// The places of each list.
-fn lists(records: &Records) -> impl Iterator<Item = Range<usize>> {
+fn lists(records: &WrittenRecords) -> impl Iterator<Item = Range<usize>> {
     (0..records.len()).step_by(TOGETHER).map(|first| first..records.len().min(first + TOGETHER))
 }
 
-fn measure<L: List>(
+fn measure<L: RecordList>(
     name: &'static str,
-    records: &Records,
+    records: &WrittenRecords,
     threads: u16,
     phases: &mut Phases,
 ) -> anyhow::Result<()> {
@@ -160,7 +163,7 @@ fn measure<L: List>(
 
 /// Measures both, the other one first if asked.
 pub(super) fn live(
-    records: &Records,
+    records: &WrittenRecords,
     threads: u16,
     other_first: bool,
     phases: &mut Phases,
@@ -171,6 +174,6 @@ pub(super) fn live(
     if other_first {
         other(phases)?;
     }
-    measure::<Ours>(MEMTABLE, records, threads, phases)?;
+    measure::<FarleafMemTable>(MEMTABLE, records, threads, phases)?;
     if other_first { Ok(()) } else { other(phases) }
 }

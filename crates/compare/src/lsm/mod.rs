@@ -30,7 +30,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
-use records::Records;
+use records::WrittenRecords;
 use serde::Serialize;
 use std::time::Instant;
 
@@ -73,23 +73,23 @@ struct Sizes {
 }
 
 /// An engine without records.
-trait Engine {
+trait EmptyEngine {
     /// Writes all records from `threads` threads, and returns once they are in tables and no merge
     /// is under way.
-    fn fill(&self, records: &Records, threads: usize) -> anyhow::Result<()>;
+    fn fill(&self, records: &WrittenRecords, threads: usize) -> anyhow::Result<()>;
 
     /// Looks all keys up from `threads` threads.
-    fn get(&self, records: &Records, threads: usize) -> anyhow::Result<()>;
+    fn get(&self, records: &WrittenRecords, threads: usize) -> anyhow::Result<()>;
 
     /// Scans all records, on one thread.
-    fn scan(&self, records: &Records) -> anyhow::Result<()>;
+    fn scan(&self, records: &WrittenRecords) -> anyhow::Result<()>;
 
     /// Merges all tables, on one thread.
-    fn merge(&self, records: &Records) -> anyhow::Result<()>;
+    fn merge(&self, records: &WrittenRecords) -> anyhow::Result<()>;
 }
 
 /// A list of engines: their names, and how to create one.
-type Engines = Vec<(&'static str, fn(&Sizes) -> anyhow::Result<Box<dyn Engine>>)>;
+type Engines = Vec<(&'static str, fn(&Sizes) -> anyhow::Result<Box<dyn EmptyEngine>>)>;
 
 /// The name of the baseline.
 const DLSM: &str = "dlsm";
@@ -108,7 +108,7 @@ fn all_engines() -> Engines {
 
 /// What a phase took.
 #[derive(Clone, Copy, Debug)]
-struct Cost {
+struct PhaseCost {
     processor_seconds: f64,
     seconds: f64,
 }
@@ -125,11 +125,11 @@ fn processor_seconds() -> anyhow::Result<f64> {
 }
 
 #[expect(clippy::disallowed_methods, reason = "this measures real time")]
-fn measured(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Cost> {
+fn measured(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<PhaseCost> {
     let (began, processor) = (Instant::now(), processor_seconds()?);
     work()?;
     let processor_seconds = processor_seconds()? - processor;
-    Ok(Cost { processor_seconds, seconds: began.elapsed().as_secs_f64() })
+    Ok(PhaseCost { processor_seconds, seconds: began.elapsed().as_secs_f64() })
 }
 
 /// What one engine takes for one record in one phase.
@@ -158,22 +158,22 @@ pub(crate) struct LsmComparison {
 
 /// The samples of a phase with some number of threads, by engine.
 #[derive(Debug)]
-struct Phase {
+struct PhaseSamples {
     name: &'static str,
     threads: u16,
-    samples: Vec<(&'static str, Vec<Cost>)>,
+    samples: Vec<(&'static str, Vec<PhaseCost>)>,
 }
 
 /// All phases so far, in the order in which they were first measured.
 #[derive(Debug, Default)]
-struct Phases(Vec<Phase>);
+struct Phases(Vec<PhaseSamples>);
 
 impl Phases {
-    fn add(&mut self, name: &'static str, threads: u16, engine: &'static str, cost: Cost) {
-        let is_it = |phase: &&mut Phase| phase.name == name && phase.threads == threads;
+    fn add(&mut self, name: &'static str, threads: u16, engine: &'static str, cost: PhaseCost) {
+        let is_it = |phase: &&mut PhaseSamples| phase.name == name && phase.threads == threads;
         let phase = match self.0.iter_mut().find(is_it) {
             Some(phase) => phase,
-            None => self.0.push_mut(Phase { name, threads, samples: Vec::new() }),
+            None => self.0.push_mut(PhaseSamples { name, threads, samples: Vec::new() }),
         };
         match phase.samples.iter_mut().find(|(other, _)| *other == engine) {
             Some((_, costs)) => costs.push(cost),
@@ -183,11 +183,11 @@ impl Phases {
 
     fn rows(mut self, records: u64, order: &[&'static str]) -> Vec<LsmRow> {
         let mut rows: Vec<LsmRow> = Vec::new();
-        for Phase { name, threads, samples } in &mut self.0 {
+        for PhaseSamples { name, threads, samples } in &mut self.0 {
             samples.sort_by_key(|(engine, _)| order.iter().position(|other| other == engine));
             let mut first_ns = f64::NAN;
             for (engine, costs) in samples {
-                let sorted = |of: fn(&Cost) -> f64| {
+                let sorted = |of: fn(&PhaseCost) -> f64| {
                     let mut each: Vec<_> = costs.iter().map(of).collect();
                     each.sort_by(f64::total_cmp);
                     each
@@ -218,9 +218,9 @@ impl Phases {
 
 /// Takes one new engine through all phases.
 fn live(
-    engine: &dyn Engine,
+    engine: &dyn EmptyEngine,
     name: &'static str,
-    records: &Records,
+    records: &WrittenRecords,
     threads: u16,
     phases: &mut Phases,
 ) -> anyhow::Result<()> {
@@ -246,7 +246,7 @@ pub(crate) fn compare(arguments: &LsmArguments) -> anyhow::Result<LsmComparison>
     engines.retain(|(name, _)| {
         arguments.only.is_empty() || *name == DLSM || arguments.only.iter().any(|one| one == name)
     });
-    let records = Records::new(arguments.records)?;
+    let records = WrittenRecords::new(arguments.records)?;
     let table_bytes = arguments.table_mib << 20;
     let sizes = Sizes { data_bytes: records.bytes(), table_bytes };
     let mut phases = Phases::default();
@@ -302,14 +302,14 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct LsmResultLine {
         #[command(flatten)]
         lsm: LsmArguments,
     }
 
     fn parsed(more: &[&str]) -> LsmArguments {
         let few = ["lsm", "--records", "20k", "--table-mib", "1", "--rounds", "1"];
-        Line::parse_from(few.iter().chain(more)).lsm
+        LsmResultLine::parse_from(few.iter().chain(more)).lsm
     }
 
     #[test]
@@ -328,7 +328,7 @@ mod tests {
     /// An engine that loses or damages a record ends the comparison (lsm.N1).
     #[test]
     fn a_lost_or_damaged_record_is_noticed() {
-        let records = Records::new(100).unwrap();
+        let records = WrittenRecords::new(100).unwrap();
         let value = records.value(7);
         let check = |place: usize, value: &[u8]| records.check(place, value);
         assert!(check(7, &value[..]).is_ok());

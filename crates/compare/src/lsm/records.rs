@@ -5,7 +5,7 @@
 
 use anyhow::ensure;
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::strings::{KeyForm, Strings};
+use farleaf_bench::strings::{KeyForm, StringForm};
 use farleaf_bench::workload::Permutation;
 use farleaf_index::Naming;
 use std::ops::Range;
@@ -19,16 +19,16 @@ const LOOKED_UP: u64 = 2;
 
 /// Keys in the order in which they are written. The place of a key is the number in its value.
 #[derive(Debug)]
-pub(super) struct Records {
+pub(super) struct WrittenRecords {
     keys: Vec<[u8; KEY_BYTES]>,
     /// Places, in the order in which they are looked up.
     lookups: Vec<u32>,
 }
 
-impl Records {
+impl WrittenRecords {
     pub(super) fn new(count: u64) -> anyhow::Result<Self> {
         ensure!(count <= 1 << 28, "at most 2^28 records are compared");
-        let strings = Strings::<128>::new(&KeyForm::Dlsm, count, 8..=8, false)?; // for its keys
+        let strings = StringForm::<128>::new(&KeyForm::Dlsm, count, 8..=8, false)?; // for its keys
         let (numbers, written) = (KeySpace::spread(count), Permutation::new(count, WRITTEN));
         let key = |place| strings.key_named(numbers.key(written.apply(place)));
         let keys = (0..count).map(|place| Ok(key(place)[..].try_into()?));
@@ -79,20 +79,20 @@ impl Records {
     }
 
     /// A scan that has seen nothing so far.
-    pub(super) fn scanned(&self) -> Scanned<'_> {
-        Scanned { records: self, count: 0, last: [0; KEY_BYTES] }
+    pub(super) fn scanned(&self) -> ScanTally<'_> {
+        ScanTally { records: self, count: 0, last: [0; KEY_BYTES] }
     }
 }
 
 /// What a scan has seen.
 #[derive(Debug)]
-pub(super) struct Scanned<'r> {
-    records: &'r Records,
+pub(super) struct ScanTally<'r> {
+    records: &'r WrittenRecords,
     count: usize,
     last: [u8; KEY_BYTES],
 }
 
-impl Scanned<'_> {
+impl ScanTally<'_> {
     /// Checks the next record: its key is above the last one, and its value is its own.
     #[inline]
     pub(super) fn see(&mut self, key: &[u8], value: &[u8]) -> anyhow::Result<()> {

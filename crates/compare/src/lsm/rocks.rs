@@ -4,8 +4,8 @@
 //! *Thread safety*: may be used by several threads.
 
 use super::engines::{BLOOM_BITS, WORKERS, folder_in_memory, on_threads, until_idle};
-use super::records::Records;
-use super::{Engine, Sizes};
+use super::records::WrittenRecords;
+use super::{EmptyEngine, Sizes};
 use anyhow::Context;
 use rocksdb::properties;
 use rocksdb::{
@@ -65,8 +65,8 @@ impl RocksDb {
     }
 }
 
-impl Engine for RocksDb {
-    fn fill(&self, records: &Records, threads: usize) -> anyhow::Result<()> {
+impl EmptyEngine for RocksDb {
+    fn fill(&self, records: &WrittenRecords, threads: usize) -> anyhow::Result<()> {
         on_threads(threads, |thread| {
             for place in records.share(thread, threads) {
                 let (key, value) = (records.key(place), records.value(place));
@@ -78,7 +78,7 @@ impl Engine for RocksDb {
         self.settle()
     }
 
-    fn get(&self, records: &Records, threads: usize) -> anyhow::Result<()> {
+    fn get(&self, records: &WrittenRecords, threads: usize) -> anyhow::Result<()> {
         on_threads(threads, |thread| {
             for place in records.lookups(thread, threads) {
                 let value = self.database.get_pinned(records.key(place))?;
@@ -88,7 +88,7 @@ impl Engine for RocksDb {
         })
     }
 
-    fn scan(&self, records: &Records) -> anyhow::Result<()> {
+    fn scan(&self, records: &WrittenRecords) -> anyhow::Result<()> {
         let mut scanned = records.scanned();
         let mut found = self.database.raw_iterator();
         found.seek_to_first();
@@ -100,7 +100,7 @@ impl Engine for RocksDb {
         scanned.end()
     }
 
-    fn merge(&self, _records: &Records) -> anyhow::Result<()> {
+    fn merge(&self, _records: &WrittenRecords) -> anyhow::Result<()> {
         let mut options = CompactOptions::default();
         options.set_bottommost_level_compaction(BottommostLevelCompaction::Force);
         self.database.compact_range_opt(None::<&[u8]>, None::<&[u8]>, &options);

@@ -29,7 +29,7 @@ struct Age {
     queued: AtomicBool,
 }
 
-type Queue = BinaryHeap<Reverse<(u64, FrameId)>>;
+type AgeQueue = BinaryHeap<Reverse<(u64, FrameId)>>;
 
 /// The ages of a cache's dirty nodes.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(crate) struct Ages {
     /// limit.
     limit_ns: u64,
     frames: Box<[Age]>,
-    shards: Box<[Mutex<Queue>]>,
+    shards: Box<[Mutex<AgeQueue>]>,
     /// Whether some nodes have been dirty for longer than the limit.
     behind: AtomicBool,
 }
@@ -74,7 +74,7 @@ impl Ages {
         }
     }
 
-    fn shard(&self, frame: FrameId) -> &Mutex<Queue> {
+    fn shard(&self, frame: FrameId) -> &Mutex<AgeQueue> {
         &self.shards[frame.index() % SHARDS]
     }
 
@@ -142,7 +142,7 @@ impl Ages {
         taken
     }
 
-    fn pop(shard: &Mutex<Queue>, until_ns: u64) -> Option<FrameId> {
+    fn pop(shard: &Mutex<AgeQueue>, until_ns: u64) -> Option<FrameId> {
         let mut queue = lock(shard);
         match queue.peek() {
             Some(Reverse((since_ns, _))) if *since_ns <= until_ns => {
@@ -155,13 +155,13 @@ impl Ages {
     /// When the oldest queued frame became dirty. That frame may have been written back since.
     pub(crate) fn oldest_ns(&self) -> Option<u64> {
         let first =
-            |shard: &Mutex<Queue>| lock(shard).peek().map(|Reverse((since_ns, _))| *since_ns);
+            |shard: &Mutex<AgeQueue>| lock(shard).peek().map(|Reverse((since_ns, _))| *since_ns);
         self.shards.iter().filter_map(first).min()
     }
 
     /// All queued frames: every dirty one, and some that have been cleaned since.
     pub(crate) fn queued(&self) -> Vec<(u64, FrameId)> {
-        let entries = |shard: &Mutex<Queue>| {
+        let entries = |shard: &Mutex<AgeQueue>| {
             lock(shard).iter().map(|Reverse(entry)| *entry).collect::<Vec<_>>()
         };
         self.shards.iter().flat_map(entries).collect()

@@ -11,16 +11,18 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::transfers::{Held, InDoubt};
+use super::transfers::{DependentFrame, UnresolvedFrame};
 use super::{
-    Admit, Attached, Cache, Cooled, CoolingName, FrameId, FreeFrame, IoMark, Mapped, MovingAverage,
-    OffloadMark, OffloadName, OptimisticRef, Restart, is_clean, mark_clean,
+    Attached, Cooled, CoolingName, FrameCache, FrameId, FreeFrame, IoMark, LeafAdmission, Mapped,
+    MovingAverage, OffloadMark, OffloadName, OptimisticRef, Restart, is_clean, mark_clean,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Section, ServerId, Work};
 use farleaf_index::{CacheCounters, LiveCounters, OwnedRange, Ownership};
 use farleaf_page::rules;
-use farleaf_page::{FencePosition, Layout, LeafOutcome, OwnedKey, Page, Probe, Words, slot_range};
+use farleaf_page::{
+    FencePosition, Layout, LeafOutcome, OwnedKey, Page, PageWords, Probe, slot_range,
+};
 use farleaf_pool::remote::{Backoff, Miss, PageClient, Pointer, RemoteError};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -29,7 +31,7 @@ use std::rc::Rc;
 const OUTAGE_ATTEMPTS: u32 = 64;
 /// Maximum number of frames of one handle that late READs from one memory server may land in. At
 /// this limit, the handle posts no more READs to the server until it answers.
-const MOST_LANDINGS: usize = 4;
+const MAX_LANDINGS: usize = 4;
 /// How many times a READ is posted.
 const READ_RETRIES: u32 = 16;
 /// One hit in this many marks its leaf. A leaf worth keeping gets so many hits between two samples
@@ -40,13 +42,13 @@ const SAMPLES: u32 = 8;
 
 /// One handle's access to a cache.
 pub struct CacheClient<F: Fabric, L: Layout> {
-    pub(super) cache: Arc<Cache<L>>,
+    pub(super) cache: Arc<FrameCache<L>>,
     pages: Rc<PageClient<F, L>>,
     /// Free frames that this handle keeps. They are locked.
     kept: RefCell<Vec<FrameId>>,
     pub(crate) counters: LiveCounters,
     /// Frames with a last WRITE through this endpoint that may still land (C15).
-    pub(super) in_doubt: RefCell<Vec<InDoubt>>,
+    pub(super) in_doubt: RefCell<Vec<UnresolvedFrame>>,
     /// Frames that a READ through this endpoint may still land in, with the memory server it came
     /// from (C17).
     pub(super) landings: RefCell<Vec<(FrameId, ServerId)>>,
@@ -56,14 +58,14 @@ pub struct CacheClient<F: Fabric, L: Layout> {
     /// Whether a task is settling them now.
     pub(super) settling: Cell<bool>,
     /// Frames that are written only after their parents (C24).
-    pub(super) held: RefCell<Vec<Held>>,
+    pub(super) held: RefCell<Vec<DependentFrame>>,
     /// Average duration of recent READs of nodes, if the offloading policy needs it.
     pub(crate) read_ns: Option<MovingAverage>,
 }
 
 impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Gives access to `cache` over the endpoint of `pages`.
-    pub fn new(cache: Arc<Cache<L>>, pages: Rc<PageClient<F, L>>) -> Self {
+    pub fn new(cache: Arc<FrameCache<L>>, pages: Rc<PageClient<F, L>>) -> Self {
         let timed = cache.options().offload == OffloadName::CostAware;
         Self {
             read_ns: timed.then(MovingAverage::default),
@@ -81,7 +83,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// The cache that all threads of the compute server share.
     #[inline]
-    pub fn cache(&self) -> &Cache<L> {
+    pub fn cache(&self) -> &FrameCache<L> {
         &self.cache
     }
 
@@ -515,7 +517,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &'a self,
         (free, mark): (FreeFrame<'a, L>, IoMark<'a>),
         below: Option<(OptimisticRef<'_, L>, usize)>,
-        changed: Option<Words>,
+        changed: Option<PageWords>,
         is_full: bool,
     ) {
         let page = free.page();
@@ -538,20 +540,22 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         let admit = match self.cache.admission.leaf(self.fabric().random()) {
             // There are unused frames, so admitting the leaf evicts nothing.
-            Admit::Cold if self.cache.is_filling() => Admit::Hot,
+            LeafAdmission::Cold if self.cache.is_filling() => LeafAdmission::Hot,
             admit => admit,
         };
         match (admit, is_full, below) {
             _ if !is_clean(page) => self.admit_dirty(free, mark, below),
             // The split that follows needs the leaf.
-            (Admit::Private, true, _) | (Admit::Cold, ..) | (Admit::Hot, _, None) => {
+            (LeafAdmission::Private, true, _)
+            | (LeafAdmission::Cold, ..)
+            | (LeafAdmission::Hot, _, None) => {
                 self.admit_cold(free, mark).await;
             }
-            (Admit::Private, ..) => {
+            (LeafAdmission::Private, ..) => {
                 drop(mark);
                 self.keep(free);
             }
-            (Admit::Hot, _, Some((parent, slot))) => {
+            (LeafAdmission::Hot, _, Some((parent, slot))) => {
                 if let Err((free, mark)) = self.cache.publish_hot(free, mark, parent, slot) {
                     self.admit_cold(free, mark).await;
                 }
@@ -742,7 +746,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     async fn before_landing(&self, server: ServerId) -> Result<(), Restart> {
         let are_many = || {
             let landings = self.landings.borrow();
-            landings.iter().filter(|(_, from)| *from == server).count() >= MOST_LANDINGS
+            landings.iter().filter(|(_, from)| *from == server).count() >= MAX_LANDINGS
         };
         if are_many() {
             Box::pin(self.settle_transfers()).await?;

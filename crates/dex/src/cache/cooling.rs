@@ -45,9 +45,9 @@ const EMPTY: u32 = u32::MAX;
 
 /// Six slots, oldest first.
 #[derive(Debug)]
-struct Slots([u32; SLOTS]);
+struct CoolingSlots([u32; SLOTS]);
 
-impl Slots {
+impl CoolingSlots {
     fn take(&mut self, slot: usize) -> u32 {
         let taken = self.0[slot];
         self.0.copy_within(slot + 1.., slot);
@@ -59,14 +59,14 @@ impl Slots {
 /// A bucket of the cooling map: one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
-pub struct CoolingBucket(Mutex<Slots>);
+pub struct CoolingBucket(Mutex<CoolingSlots>);
 
 #[cfg(not(any(loom, shuttle)))]
 const _: () = assert!(size_of::<CoolingBucket>() == 64);
 
 impl Default for CoolingBucket {
     fn default() -> Self {
-        Self(Mutex::new(Slots([EMPTY; SLOTS])))
+        Self(Mutex::new(CoolingSlots([EMPTY; SLOTS])))
     }
 }
 
@@ -148,12 +148,12 @@ impl Cooling for CoolingMap {
 /// One FIFO queue behind one lock, as in LeanStore: the baseline for the cooling map.
 #[derive(Debug)]
 pub struct CoolingQueue {
-    inner: Mutex<Queue>,
+    inner: Mutex<CoolingRing>,
     capacity: usize,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct CoolingRing {
     /// Frames, each with the ticket it entered with. An entry whose ticket is not the frame's
     /// current one is stale, because the frame was taken out.
     order: VecDeque<(u32, u64)>,
@@ -163,7 +163,7 @@ struct Queue {
     held: usize,
 }
 
-impl Queue {
+impl CoolingRing {
     fn pop(&mut self) -> Option<FrameId> {
         while let Some((frame, ticket)) = self.order.pop_front() {
             if self.tickets[frame as usize] == ticket {
@@ -179,8 +179,12 @@ impl Queue {
 impl CoolingQueue {
     /// A queue for up to `capacity` frames of an arena of `frames` frames.
     pub fn new(capacity: usize, frames: usize) -> Self {
-        let queue =
-            Queue { order: VecDeque::new(), tickets: vec![0; frames], next_ticket: 1, held: 0 };
+        let queue = CoolingRing {
+            order: VecDeque::new(),
+            tickets: vec![0; frames],
+            next_ticket: 1,
+            held: 0,
+        };
         Self { inner: Mutex::new(queue), capacity: capacity.max(1) }
     }
 }
@@ -196,7 +200,7 @@ impl Cooling for CoolingQueue {
         queue.held += 1;
         // Only `pop` removes stale entries, so drop them here before they pile up.
         if queue.order.len() > 4 * self.capacity + 64 {
-            let Queue { order, tickets, .. } = &mut *queue;
+            let CoolingRing { order, tickets, .. } = &mut *queue;
             order.retain(|(frame, ticket)| tickets[*frame as usize] == *ticket);
         }
         oldest

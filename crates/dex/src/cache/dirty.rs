@@ -11,12 +11,12 @@
 //!
 //! *Thread safety*: the note changes only under the frame's latch.
 
-use farleaf_page::{Layout, Page, Words};
+use farleaf_page::{Layout, Page, PageWords};
 
 /// The words that are newer in the frame than in the pool. Empty if the page is clean.
 #[inline]
-pub fn dirty_words<L: Layout>(page: Page<'_, L>) -> Words {
-    Words::from_bits(page.note())
+pub fn dirty_words<L: Layout>(page: Page<'_, L>) -> PageWords {
+    PageWords::from_bits(page.note())
 }
 
 /// Whether the pool's copy of the page is current.
@@ -27,7 +27,7 @@ pub fn is_clean<L: Layout>(page: Page<'_, L>) -> bool {
 
 /// Extends the ranges to include `words`.
 #[inline]
-pub fn mark_dirty<L: Layout>(page: Page<'_, L>, words: Words) {
+pub fn mark_dirty<L: Layout>(page: Page<'_, L>, words: PageWords) {
     debug_assert!(!words.is_empty() && !words.contains(0), "word 0 is the frame's");
     page.set_note(dirty_words(page).and(words, L::HAS_HEAP).to_bits());
 }

@@ -74,7 +74,7 @@ const NO_PARENT: u64 = u64::MAX;
 
 /// The state of a frame, apart from its words.
 #[derive(Debug)]
-struct Header {
+struct FrameHeader {
     /// A [`FrameState`].
     state: AtomicU64,
     /// Whether a WRITE of the frame's content is in flight. This is a separate word because other
@@ -87,15 +87,15 @@ struct Header {
 }
 
 /// All frames of one compute server.
-pub struct Arena<L> {
+pub struct FrameArena<L> {
     memory: Arc<Region>,
-    headers: Box<[Header]>,
+    headers: Box<[FrameHeader]>,
     /// Number of hot frames that name no parent (C18).
     detached: AtomicU64,
     layout: PhantomData<L>,
 }
 
-impl<L: Layout> Arena<L> {
+impl<L: Layout> FrameArena<L> {
     /// An arena of `frames` frames, all free and not yet locked. Their memory is committed as they
     /// are used.
     ///
@@ -103,7 +103,7 @@ impl<L: Layout> Arena<L> {
     /// [`RegionError`] if the memory cannot be allocated.
     pub fn new(frames: u32) -> Result<Self, RegionError> {
         let bytes = (frames as usize * L::page_words() * 8).next_multiple_of(4096);
-        let header = |_| Header {
+        let header = |_| FrameHeader {
             state: AtomicU64::new(FrameState::Free as u64),
             writing: AtomicBool::new(false),
             parent: AtomicU64::new(NO_PARENT),
@@ -143,7 +143,7 @@ impl<L: Layout> Arena<L> {
         Buffer::over(Arc::clone(&self.memory), first, words.len())
     }
 
-    fn header(&self, frame: FrameId) -> &Header {
+    fn header(&self, frame: FrameId) -> &FrameHeader {
         &self.headers[frame.index()]
     }
 
@@ -183,7 +183,7 @@ impl<L: Layout> Arena<L> {
         self.state(frame) == FrameState::Hot && self.parent(frame).is_none()
     }
 
-    fn counting_detached(&self, frame: FrameId, change: impl FnOnce(&Header)) {
+    fn counting_detached(&self, frame: FrameId, change: impl FnOnce(&FrameHeader)) {
         let was = self.is_detached(frame);
         change(self.header(frame));
         match (was, self.is_detached(frame)) {

@@ -11,38 +11,38 @@
 //! *Thread safety*: any number of threads.
 
 use super::{
-    Admission, Ages, Arena, CacheOptions, Cooling, FrameId, FrameState, IoMark, Mapped, Mapping,
-    OffloadName, Owned, Swip, Turns, Victims, is_clean,
+    AdmissionPolicy, Ages, CacheOptions, CacheTurns, Cooling, CurrentOwnedRange, FrameArena,
+    FrameId, FrameState, IoMark, Mapped, MappingTable, OffloadName, Swip, VictimPolicy, is_clean,
 };
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
 use farleaf_index::{OwnedRange, Ownership};
 use farleaf_page::{
-    Exclusive, Layout, MAX_LEVEL, OwnedKey, Page, Probe, Version, lies_within, slot_range,
+    Exclusive, LatchVersion, Layout, MAX_LEVEL, OwnedKey, Page, Probe, lies_within, slot_range,
 };
-use farleaf_pool::remote::Detector;
+use farleaf_pool::remote::FailureDetector;
 use farleaf_pool::remote::Image;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The frames of one compute server, with the structures that find them.
-pub struct Cache<L: Layout> {
-    arena: Arena<L>,
-    pub(super) mapping: Mapping,
+pub struct FrameCache<L: Layout> {
+    arena: FrameArena<L>,
+    pub(super) mapping: MappingTable,
     pub(super) cooling: Box<dyn Cooling>,
-    pub(super) victims: Box<dyn Victims>,
-    pub(super) admission: Box<dyn Admission>,
+    pub(super) victims: Box<dyn VictimPolicy>,
+    pub(super) admission: Box<dyn AdmissionPolicy>,
     /// Free frames that no handle keeps. They are locked (C2).
     free: Mutex<Vec<FrameId>>,
     /// Frames from this number on have never been used.
     fresh: AtomicU64,
     /// The keys whose leaves may be cached here (C20).
-    owned: Owned<OwnedKey<L>>,
+    owned: CurrentOwnedRange<OwnedKey<L>>,
     /// When each dirty node became dirty.
     ages: Ages,
     /// Turns for operations that have lost their frames too often (C23).
-    turns: Turns,
+    turns: CacheTurns,
     /// Which memory servers can be reached.
-    detector: Detector,
+    detector: FailureDetector,
     options: CacheOptions,
 }
 
@@ -53,7 +53,7 @@ pub struct OptimisticRef<'a, L: Layout> {
     pub frame: FrameId,
     /// Its words. Trust what you read only after validating the version ([`Self::is_valid`]).
     pub page: Page<'a, L>,
-    version: Version,
+    version: LatchVersion,
 }
 
 impl<L: Layout> Clone for OptimisticRef<'_, L> {
@@ -81,7 +81,7 @@ impl<'a, L: Layout> OptimisticRef<'a, L> {
 
 /// The changes in a cache that the pool does not have yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Dirt {
+pub struct DirtyStats {
     /// Total size of the dirty pages, in bytes.
     pub bytes: u64,
     /// Time since the oldest dirty page became dirty, in nanoseconds. 0 if nodes are not written
@@ -91,7 +91,7 @@ pub struct Dirt {
 
 /// A free frame reserved for one operation. Dropping it returns it to the free frames.
 pub struct FreeFrame<'a, L: Layout> {
-    cache: &'a Cache<L>,
+    cache: &'a FrameCache<L>,
     frame: FrameId,
 }
 
@@ -154,7 +154,7 @@ pub enum Attached {
     NotNow,
 }
 
-impl<L: Layout> Cache<L> {
+impl<L: Layout> FrameCache<L> {
     /// Creates an empty cache for the leaves of the keys in `owned`.
     ///
     /// # Errors
@@ -165,35 +165,35 @@ impl<L: Layout> Cache<L> {
     ) -> Result<Self, RegionError> {
         let frames = options.frames(L::page_words() * 8);
         Ok(Self {
-            arena: Arena::new(frames)?,
-            mapping: Mapping::new(frames as usize),
+            arena: FrameArena::new(frames)?,
+            mapping: MappingTable::new(frames as usize),
             cooling: options.new_cooling(frames),
             victims: options.new_victims(),
             admission: options.new_admission(),
             free: Mutex::default(),
             fresh: AtomicU64::new(0),
-            owned: Owned::new(owned),
+            owned: CurrentOwnedRange::new(owned),
             ages: Ages::new(options.write_back_ns, frames),
-            turns: Turns::new(frames),
-            detector: Detector::default(),
+            turns: CacheTurns::new(frames),
+            detector: FailureDetector::default(),
             options: *options,
         })
     }
 
     /// The frames.
     #[inline]
-    pub fn arena(&self) -> &Arena<L> {
+    pub fn arena(&self) -> &FrameArena<L> {
         &self.arena
     }
 
     /// The keys whose leaves may be cached here (C20).
     #[inline]
-    pub fn owned(&self) -> &Owned<OwnedKey<L>> {
+    pub fn owned(&self) -> &CurrentOwnedRange<OwnedKey<L>> {
         &self.owned
     }
 
     /// The mapping table, from node ids to frames.
-    pub fn mapping(&self) -> &Mapping {
+    pub fn mapping(&self) -> &MappingTable {
         &self.mapping
     }
 
@@ -208,21 +208,21 @@ impl<L: Layout> Cache<L> {
     }
 
     /// Turns for operations that have lost their frames too often (C23).
-    pub(crate) fn turns(&self) -> &Turns {
+    pub(crate) fn turns(&self) -> &CacheTurns {
         &self.turns
     }
 
     /// The memory servers that this cache considers reachable.
-    pub fn detector(&self) -> &Detector {
+    pub fn detector(&self) -> &FailureDetector {
         &self.detector
     }
 
     /// The changes that are not in the pool yet at time `now_ns` of the fabric's clock.
-    pub fn dirt(&self, now_ns: u64) -> Dirt {
+    pub fn dirt(&self, now_ns: u64) -> DirtyStats {
         let page_bytes = L::page_words() as u64 * 8;
         if self.ages.limit_ns() == 0 {
             let frames = self.unwritten_frames().len() as u64;
-            return Dirt { bytes: frames * page_bytes, oldest_ns: 0 };
+            return DirtyStats { bytes: frames * page_bytes, oldest_ns: 0 };
         }
         let queued = self.ages.queued().into_iter();
         let dirty =
@@ -230,7 +230,7 @@ impl<L: Layout> Cache<L> {
         let (frames, oldest) = dirty.fold((0, now_ns), |(count, oldest): (u64, u64), since_ns| {
             (count + 1, oldest.min(since_ns))
         });
-        Dirt { bytes: frames * page_bytes, oldest_ns: now_ns - oldest }
+        DirtyStats { bytes: frames * page_bytes, oldest_ns: now_ns - oldest }
     }
 
     /// The options that the cache was created with.

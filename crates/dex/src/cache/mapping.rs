@@ -24,7 +24,7 @@ const MARKS: u32 = 0xffff_0000;
 const GENERATION: u32 = 0x8000;
 
 /// Limit of frame numbers.
-pub(super) const MOST_FRAMES: u32 = MARKS;
+pub(super) const MAX_FRAMES: u32 = MARKS;
 
 /// The values of marks of a generation (0 or 1).
 fn marks(generation: u32) -> std::ops::RangeInclusive<u32> {
@@ -100,13 +100,13 @@ struct Bucket(Mutex<Entries>);
 const _: () = assert!(size_of::<Bucket>() == 64);
 
 /// The mapping table of one compute server.
-pub struct Mapping {
+pub struct MappingTable {
     buckets: Box<[Bucket]>,
     /// The generation of new marks.
     generation: AtomicU64,
 }
 
-impl Mapping {
+impl MappingTable {
     /// Creates a table sized for about `nodes` nodes. It can hold more.
     pub fn new(nodes: usize) -> Self {
         let buckets = (nodes / 2).max(1).next_power_of_two();
@@ -148,11 +148,11 @@ impl Mapping {
         }
     }
 
-    /// Marks an id for a memory server's work below the node. Like [`Mapping::begin_io`], but
+    /// Marks an id for a memory server's work below the node. Like [`MappingTable::begin_io`], but
     /// several offloads may hold the mark at the same time.
     ///
     /// # Errors
-    /// As [`Mapping::begin_io`].
+    /// As [`MappingTable::begin_io`].
     pub(crate) fn begin_offload(
         &self,
         id: u64,
@@ -190,7 +190,7 @@ impl Mapping {
     /// Begins the next generation of marks and returns the number of the previous one. An operation
     /// that marks in the new generation sees every change made before this call. There are only two
     /// generation numbers: only one thread at a time may call this, and only when no mark of
-    /// [`Mapping::last_generation`] is left.
+    /// [`MappingTable::last_generation`] is left.
     pub(crate) fn next_generation(&self) -> u32 {
         self.generation.fetch_xor(1, Ordering::AcqRel) as u32
     }
@@ -237,7 +237,7 @@ pub(super) fn spread(id: u64) -> u64 {
 /// is only in the pool.
 #[must_use = "dropping the mark ends the I/O"]
 pub struct IoMark<'a> {
-    mapping: &'a Mapping,
+    mapping: &'a MappingTable,
     id: u64,
 }
 
@@ -261,14 +261,14 @@ impl Drop for IoMark<'_> {
 /// Dropping the last one removes the entry, so the node is only in the pool.
 #[must_use = "dropping the mark ends the offload"]
 pub(crate) struct OffloadMark<'a> {
-    mapping: &'a Mapping,
+    mapping: &'a MappingTable,
     id: u64,
 }
 
 impl OffloadMark<'_> {
     /// Leaves the mark in place while a request is in flight, so that no other operation interferes
-    /// with it. The caller ends it with [`Mapping::resume`]; if the caller is dropped first, the
-    /// mark stays forever.
+    /// with it. The caller ends it with [`MappingTable::resume`]; if the caller is dropped first,
+    /// the mark stays forever.
     pub(crate) fn keep(self) -> u64 {
         let id = self.id;
         std::mem::forget(self);
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn offloads_go_together_and_keep_others_off() {
-        let mapping = Mapping::new(8);
+        let mapping = MappingTable::new(8);
         let first = mapping.begin_offload(3, || true).unwrap();
         let second = mapping.begin_offload(3, || true).unwrap();
         assert_eq!(mapping.begin_offload(3, || false).err(), Some(Mapped::Absent));
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_generation_of_marks_ends_though_others_begin() {
-        let mapping = Mapping::new(8);
+        let mapping = MappingTable::new(8);
         let (offload, io) =
             (mapping.begin_offload(3, || true).unwrap(), mapping.begin_io(4, || true));
         let old = mapping.next_generation();
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn many_ids_in_few_buckets() {
-        let mapping = Mapping::new(8);
+        let mapping = MappingTable::new(8);
         let mut model = BTreeMap::new();
         for round in 0..3_000_u64 {
             let id = 1 + spread(round) % 40;

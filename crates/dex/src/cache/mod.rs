@@ -3,9 +3,10 @@
 //! that holds candidates for eviction, and the policies.
 //!
 //! The life of a cached node: [`CacheClient::fetch_leaf`] or [`CacheClient::bring_inner`] READs it
-//! into a frame. [`Cache::attach`] makes its parent point to the frame, which makes the node hot.
-//! [`CacheClient::free_frame`] samples hot nodes, writes them back and cools them, and evicts the
-//! oldest cooling nodes. `docs/internals/cache.md` draws this and numbers the invariants (C1 …).
+//! into a frame. [`FrameCache::attach`] makes its parent point to the frame, which makes the node
+//! hot. [`CacheClient::free_frame`] samples hot nodes, writes them back and cools them, and evicts
+//! the oldest cooling nodes. `docs/internals/cache.md` draws this and numbers the invariants
+//! (C1 …).
 
 mod ages;
 mod average;
@@ -29,17 +30,18 @@ pub use average::MovingAverage;
 pub use client::CacheClient;
 pub use cooling::{Cooling, CoolingBucket, CoolingMap, CoolingQueue};
 pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
-pub use frame::{Arena, FrameId, FrameState};
-pub use frames::{Attached, Cache, Cooled, Dirt, FreeFrame, OptimisticRef};
+pub use frame::{FrameArena, FrameId, FrameState};
+pub use frames::{Attached, Cooled, DirtyStats, FrameCache, FreeFrame, OptimisticRef};
 pub(crate) use mapping::OffloadMark;
-pub use mapping::{IoMark, Mapped, Mapping};
+pub use mapping::{IoMark, Mapped, MappingTable};
 pub use options::{
     AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName, WriteBackName,
 };
-pub use owned::Owned;
+pub use owned::CurrentOwnedRange;
 pub use policy::{
-    Admission, Admit, Always, ClockVictims, Coin, RandomVictims, UnusedVictims, Victims,
+    AdmissionPolicy, ClockVictims, FixedAdmission, LeafAdmission, ProbabilisticAdmission,
+    RandomVictims, UnusedVictims, VictimPolicy,
 };
 pub use restart::Restart;
 pub use swip::Swip;
-pub(crate) use turns::{Turn, Turns};
+pub(crate) use turns::{CacheTurn, CacheTurns};

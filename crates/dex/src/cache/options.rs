@@ -1,10 +1,10 @@
 //! The options of a cache, and their names. `FromStr` and `Display` use the names of the command
 //! line; `serde` uses those of scenario files, where `_` joins words.
 
-use super::mapping::MOST_FRAMES;
+use super::mapping::MAX_FRAMES;
 use super::{
-    Admission, Admit, Always, ClockVictims, Coin, Cooling, CoolingMap, CoolingQueue, RandomVictims,
-    UnusedVictims, Victims,
+    AdmissionPolicy, ClockVictims, Cooling, CoolingMap, CoolingQueue, FixedAdmission,
+    LeafAdmission, ProbabilisticAdmission, RandomVictims, UnusedVictims, VictimPolicy,
 };
 use farleaf_index::{DEFAULT_CACHE_BYTES, UnknownName, named};
 use serde::{Deserialize, Serialize};
@@ -127,7 +127,7 @@ const FRAMES_PER_LEAF_AHEAD: u32 = 8;
 /// The options for the cache of one compute server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheOptions {
-    /// Size of all frames in bytes. The cache has at least [`CacheOptions::LEAST_FRAMES`] frames.
+    /// Size of all frames in bytes. The cache has at least [`CacheOptions::MIN_FRAMES`] frames.
     pub bytes: u64,
     /// Share of the frames that cool, in percent. The paper uses 10.
     pub cooling_percent: u32,
@@ -172,12 +172,12 @@ impl Default for CacheOptions {
 impl CacheOptions {
     /// Minimum number of frames. With fewer, the path of one operation and the nodes of a split
     /// would not fit.
-    pub const LEAST_FRAMES: u32 = 24;
+    pub const MIN_FRAMES: u32 = 24;
 
     /// Number of frames for pages of `page_bytes` bytes.
     pub fn frames(&self, page_bytes: usize) -> u32 {
         let frames = self.bytes / page_bytes as u64;
-        (frames.min(u64::from(MOST_FRAMES)) as u32).max(Self::LEAST_FRAMES)
+        (frames.min(u64::from(MAX_FRAMES)) as u32).max(Self::MIN_FRAMES)
     }
 
     /// Maximum number of leaves that a scan READs together in a cache of `frames` frames. Each leaf
@@ -186,12 +186,12 @@ impl CacheOptions {
         self.scan_ahead.min(frames / FRAMES_PER_LEAF_AHEAD).max(1)
     }
 
-    pub(super) fn new_admission(&self) -> Box<dyn Admission> {
+    pub(super) fn new_admission(&self) -> Box<dyn AdmissionPolicy> {
         match self.admission {
-            AdmissionName::Cold => Box::new(Always(Admit::Cold)),
-            AdmissionName::Coin(probability) => Box::new(Coin { probability }),
-            AdmissionName::Hot => Box::new(Always(Admit::Hot)),
-            AdmissionName::Never => Box::new(Always(Admit::Private)),
+            AdmissionName::Cold => Box::new(FixedAdmission(LeafAdmission::Cold)),
+            AdmissionName::Coin(probability) => Box::new(ProbabilisticAdmission { probability }),
+            AdmissionName::Hot => Box::new(FixedAdmission(LeafAdmission::Hot)),
+            AdmissionName::Never => Box::new(FixedAdmission(LeafAdmission::Private)),
         }
     }
 
@@ -203,7 +203,7 @@ impl CacheOptions {
         }
     }
 
-    pub(super) fn new_victims(&self) -> Box<dyn Victims> {
+    pub(super) fn new_victims(&self) -> Box<dyn VictimPolicy> {
         match self.victims {
             VictimName::Unused => Box::new(UnusedVictims),
             VictimName::Random => Box::new(RandomVictims),

@@ -12,13 +12,13 @@ use farleaf_index::{OwnedRange, Ownership};
 
 /// The range that a compute server owns now.
 #[derive(Debug)]
-pub struct Owned<K> {
+pub struct CurrentOwnedRange<K> {
     range: Mutex<OwnedRange<K>>,
     /// Number of times the range has changed.
     changes: AtomicU64,
 }
 
-impl<K: Ord + Clone> Owned<K> {
+impl<K: Ord + Clone> CurrentOwnedRange<K> {
     /// Starts with `range` as the owned keys.
     pub fn new(range: OwnedRange<K>) -> Self {
         Self { range: Mutex::new(range), changes: AtomicU64::new(0) }

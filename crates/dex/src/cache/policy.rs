@@ -11,7 +11,7 @@ use std::fmt::Debug;
 
 /// How a leaf that was READ enters the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admit {
+pub enum LeafAdmission {
     /// Not at all: the leaf is dropped after use.
     Private,
     /// As a candidate for eviction. The leaf stays if it is requested again in time.
@@ -21,39 +21,39 @@ pub enum Admit {
 }
 
 /// Decides how leaves are admitted. Inner nodes are always admitted hot.
-pub trait Admission: Debug + Send + Sync {
+pub trait AdmissionPolicy: Debug + Send + Sync {
     /// Decides about one leaf. `random` is 64 random bits.
-    fn leaf(&self, random: u64) -> Admit;
+    fn leaf(&self, random: u64) -> LeafAdmission;
 }
 
 /// Always the same decision. With `Cold` the cooling structure acts as a probation queue; `Hot` is
 /// eager admission.
 #[derive(Clone, Copy, Debug)]
-pub struct Always(pub Admit);
+pub struct FixedAdmission(pub LeafAdmission);
 
-impl Admission for Always {
-    fn leaf(&self, _random: u64) -> Admit {
+impl AdmissionPolicy for FixedAdmission {
+    fn leaf(&self, _random: u64) -> LeafAdmission {
         self.0
     }
 }
 
 /// Lazy admission (Lu et al., §5.4): hot with a fixed probability, otherwise not at all.
 #[derive(Clone, Copy, Debug)]
-pub struct Coin {
+pub struct ProbabilisticAdmission {
     /// From 0 to 1. The paper uses 0.1.
     pub probability: f64,
 }
 
-impl Admission for Coin {
-    fn leaf(&self, random: u64) -> Admit {
+impl AdmissionPolicy for ProbabilisticAdmission {
+    fn leaf(&self, random: u64) -> LeafAdmission {
         // A double holds 53 bits.
         let drawn = (random >> 11) as f64 / (1_u64 << 53) as f64;
-        if drawn < self.probability { Admit::Hot } else { Admit::Private }
+        if drawn < self.probability { LeafAdmission::Hot } else { LeafAdmission::Private }
     }
 }
 
 /// Picks frames to cool. The caller passes over frames that cannot cool.
-pub trait Victims: Debug + Send + Sync {
+pub trait VictimPolicy: Debug + Send + Sync {
     /// Picks one of the frames 0 to `frames` - 1.
     fn pick(&self, random: u64, frames: u32) -> FrameId;
 
@@ -68,7 +68,7 @@ pub trait Victims: Debug + Send + Sync {
 #[derive(Clone, Copy, Debug)]
 pub struct UnusedVictims;
 
-impl Victims for UnusedVictims {
+impl VictimPolicy for UnusedVictims {
     fn pick(&self, random: u64, frames: u32) -> FrameId {
         RandomVictims.pick(random, frames)
     }
@@ -82,7 +82,7 @@ impl Victims for UnusedVictims {
 #[derive(Clone, Copy, Debug)]
 pub struct RandomVictims;
 
-impl Victims for RandomVictims {
+impl VictimPolicy for RandomVictims {
     fn pick(&self, random: u64, frames: u32) -> FrameId {
         FrameId::new(((u128::from(random) * u128::from(frames)) >> 64) as u32)
     }
@@ -94,7 +94,7 @@ pub struct ClockVictims {
     hand: AtomicU64,
 }
 
-impl Victims for ClockVictims {
+impl VictimPolicy for ClockVictims {
     fn pick(&self, _random: u64, frames: u32) -> FrameId {
         let hand = self.hand.fetch_add(1, Ordering::Relaxed);
         FrameId::new((hand % u64::from(frames)) as u32)
@@ -107,10 +107,10 @@ mod tests {
 
     #[test]
     fn policies_do_what_they_say() {
-        assert_eq!(Always(Admit::Cold).leaf(u64::MAX), Admit::Cold);
-        let coin = Coin { probability: 0.25 };
-        assert_eq!(coin.leaf(u64::MAX / 5), Admit::Hot);
-        assert_eq!(coin.leaf(u64::MAX / 3), Admit::Private);
+        assert_eq!(FixedAdmission(LeafAdmission::Cold).leaf(u64::MAX), LeafAdmission::Cold);
+        let coin = ProbabilisticAdmission { probability: 0.25 };
+        assert_eq!(coin.leaf(u64::MAX / 5), LeafAdmission::Hot);
+        assert_eq!(coin.leaf(u64::MAX / 3), LeafAdmission::Private);
         assert_eq!(RandomVictims.pick(u64::MAX, 10), FrameId::new(9));
         assert_eq!(RandomVictims.pick(0, 10), FrameId::new(0));
         let clock = ClockVictims::default();

@@ -4,22 +4,22 @@
 
 use super::FrameId;
 use farleaf_fabric::GlobalAddr;
-use farleaf_page::Words;
+use farleaf_page::PageWords;
 
 /// A frame with a last WRITE that may still land. Until that is settled, the frame is flagged as
 /// being written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct InDoubt {
+pub(super) struct UnresolvedFrame {
     pub(super) frame: FrameId,
     pub(super) at: GlobalAddr,
-    pub(super) words: Words,
+    pub(super) words: PageWords,
     /// When the words became dirty.
     pub(super) since_ns: u64,
 }
 
 /// A frame that is written only after its parent (C24). Until then it is flagged as being written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(super) struct DependentFrame {
     pub(super) frame: FrameId,
     pub(super) parent: FrameId,
     pub(super) parent_at: GlobalAddr,

@@ -16,22 +16,22 @@ const FRAMES_PER_TURN: u64 = 64;
 
 /// The turns of one cache.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct CacheTurns {
     taken: AtomicU64,
     most: u64,
 }
 
 /// A turn. Dropping it ends the turn.
 #[derive(Debug)]
-pub(crate) struct Turn<'a>(&'a AtomicU64);
+pub(crate) struct CacheTurn<'a>(&'a AtomicU64);
 
-impl Drop for Turn<'_> {
+impl Drop for CacheTurn<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Turns {
+impl CacheTurns {
     /// Creates the turns of a cache with `frames` frames: one per [`FRAMES_PER_TURN`], at least
     /// one.
     pub(crate) fn new(frames: u32) -> Self {
@@ -40,10 +40,10 @@ impl Turns {
     }
 
     /// Takes a turn, if one is left.
-    pub(crate) fn take(&self) -> Option<Turn<'_>> {
+    pub(crate) fn take(&self) -> Option<CacheTurn<'_>> {
         let one_more = |taken| Some(taken + 1).filter(|taken| *taken <= self.most);
         let taken = self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
-        taken.ok().map(|_| Turn(&self.taken))
+        taken.ok().map(|_| CacheTurn(&self.taken))
     }
 }
 
@@ -53,12 +53,12 @@ mod tests {
 
     #[test]
     fn a_turn_is_taken_once_and_comes_back() {
-        let turns = Turns::new(24);
+        let turns = CacheTurns::new(24);
         let first = turns.take();
         assert!(first.is_some() && turns.take().is_none());
         drop(first);
         assert!(turns.take().is_some());
-        let many = Turns::new(640);
+        let many = CacheTurns::new(640);
         let taken: Vec<_> = std::iter::from_fn(|| many.take()).collect();
         assert_eq!(taken.len(), 10);
     }

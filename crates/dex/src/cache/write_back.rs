@@ -21,7 +21,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::transfers::{Held, InDoubt};
+use super::transfers::{DependentFrame, UnresolvedFrame};
 use super::{
     CacheClient, FrameId, Mapped, Restart, WriteBackName, dirty_words, is_clean, mark_clean,
     mark_dirty,
@@ -29,7 +29,7 @@ use super::{
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_index::LiveCounters;
 use farleaf_page::rules;
-use farleaf_page::{Exclusive, Layout, LockWord, MARK_WORD, Page, SIBLING_WORD, Words};
+use farleaf_page::{Exclusive, Layout, LockWord, MARK_WORD, Page, PageWords, SIBLING_WORD};
 use farleaf_pool::remote::{Image, LogSlot, RemoteError, Settling, all_done, both};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -37,8 +37,8 @@ use std::ops::Range;
 /// How many times a WRITE is posted.
 const WRITE_RETRIES: u32 = 16;
 /// First and longest pause between attempts to settle transfers in doubt, in nanoseconds.
-const SHORTEST_PAUSE_NS: u64 = 1_000_000;
-const LONGEST_PAUSE_NS: u64 = 32_000_000;
+const MIN_PAUSE_NS: u64 = 1_000_000;
+const MAX_PAUSE_NS: u64 = 32_000_000;
 
 /// The WRITEs of a leaf's words, in order.
 struct PostedWords<F: Fabric> {
@@ -58,19 +58,19 @@ impl<F: Fabric> PostedWords<F> {
 
 /// A WRITE of a frame in flight. If this is dropped before the WRITE has ended, the WRITE is in
 /// doubt (C15).
-struct UnderWay<'a, F: Fabric, L: Layout> {
+struct FrameWriteInFlight<'a, F: Fabric, L: Layout> {
     client: &'a CacheClient<F, L>,
-    write: InDoubt,
+    write: UnresolvedFrame,
 }
 
-impl<F: Fabric, L: Layout> UnderWay<'_, F, L> {
+impl<F: Fabric, L: Layout> FrameWriteInFlight<'_, F, L> {
     /// No part of the WRITE can still land.
     fn has_ended(self) {
         std::mem::forget(self);
     }
 }
 
-impl<F: Fabric, L: Layout> Drop for UnderWay<'_, F, L> {
+impl<F: Fabric, L: Layout> Drop for FrameWriteInFlight<'_, F, L> {
     fn drop(&mut self) {
         if !self.client.fabric().breaks(rules::DROPPED_WRITES_DOUBTED) {
             self.client.doubt(self.write.clone());
@@ -108,7 +108,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &self,
         at: GlobalAddr,
         page: Page<'_, L>,
-        words: Words,
+        words: PageWords,
     ) -> Option<PostedWords<F>> {
         let place = |words: &Range<usize>| at.plus(words.start as u64 * 8);
         let (heap, words) = words.writes();
@@ -176,7 +176,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &self,
         at: GlobalAddr,
         page: Page<'_, L>,
-        words: impl Into<Words>,
+        words: impl Into<PageWords>,
     ) -> Result<(), Restart> {
         let words = words.into();
         self.write_to_the_end(at, async || Some(self.post_words(at, page, words)?.done().await))
@@ -321,7 +321,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// The words to write if `words` have changed.
     #[inline]
-    pub(super) fn to_write(&self, words: Words) -> Words {
+    pub(super) fn to_write(&self, words: PageWords) -> PageWords {
         match self.cache.options().write_back {
             WriteBackName::Words => words,
             WriteBackName::Pages => (1..L::page_words()).into(),
@@ -331,7 +331,12 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Marks `words` of a node in a frame as newer than in the pool. Call it under the frame's
     /// latch.
     #[inline]
-    pub(crate) fn mark_dirty(&self, frame: FrameId, page: Page<'_, L>, words: impl Into<Words>) {
+    pub(crate) fn mark_dirty(
+        &self,
+        frame: FrameId,
+        page: Page<'_, L>,
+        words: impl Into<PageWords>,
+    ) {
         let was_clean = is_clean(page);
         mark_dirty(page, self.to_write(words.into()));
         let ages = self.cache.ages();
@@ -374,7 +379,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// The dirty words of a latched node, if it can be written back now.
-    fn words_to_write(&self, frame: FrameId, page: Page<'_, L>) -> Result<Words, Restart> {
+    fn words_to_write(&self, frame: FrameId, page: Page<'_, L>) -> Result<PageWords, Restart> {
         let words = dirty_words(page);
         let writing = self.cache.arena().is_writing(frame)
             && !self.fabric().breaks(rules::ONE_WRITE_AT_A_TIME);
@@ -387,20 +392,20 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &'a self,
         frame: FrameId,
         page: Page<'_, L>,
-        words: Words,
+        words: PageWords,
         guard: Exclusive<'_>,
-    ) -> UnderWay<'a, F, L> {
+    ) -> FrameWriteInFlight<'a, F, L> {
         let (at, since_ns) = (page.address(), self.cache.ages().since_ns(frame));
         mark_clean(page);
         self.cache.arena().set_writing(frame, true);
         drop(guard);
         LiveCounters::count(&self.counters.write_backs);
-        UnderWay { client: self, write: InDoubt { frame, at, words, since_ns } }
+        FrameWriteInFlight { client: self, write: UnresolvedFrame { frame, at, words, since_ns } }
     }
 
     /// Marks a node dirty again after its WRITE failed or ended with an unknown outcome. The WRITE
     /// can no longer land.
-    async fn is_dirty_again(&self, write: &InDoubt) {
+    async fn is_dirty_again(&self, write: &UnresolvedFrame) {
         let (page, _guard) = self.lock_frame(write.frame).await;
         self.mark_dirty(write.frame, page, write.words);
         self.cache.ages().note_again(write.frame, write.since_ns);
@@ -443,7 +448,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     #[cold]
     async fn settle_write_back(
         &self,
-        under_way: UnderWay<'_, F, L>,
+        under_way: FrameWriteInFlight<'_, F, L>,
         error: &FabricError,
     ) -> Result<(), Restart> {
         self.cache.detector().learn(error);
@@ -464,11 +469,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             self.cache.arena().set_writing(frame, true);
             let (at, words) = (page.address(), (1..L::page_words()).into());
             let since_ns = self.cache.ages().since_ns(frame);
-            self.doubt(InDoubt { frame, at, words, since_ns });
+            self.doubt(UnresolvedFrame { frame, at, words, since_ns });
         }
     }
 
-    fn doubt(&self, write: InDoubt) {
+    fn doubt(&self, write: UnresolvedFrame) {
         self.in_doubt.borrow_mut().push(write);
         self.pages().doubtful().set(true);
     }
@@ -478,7 +483,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(crate) fn hold_for(&self, frame: FrameId, parent: FrameId, parent_at: GlobalAddr) {
         if !self.fabric().breaks(rules::PARENTS_FIRST) {
             self.cache.arena().set_writing(frame, true);
-            self.held.borrow_mut().push(Held { frame, parent, parent_at });
+            self.held.borrow_mut().push(DependentFrame { frame, parent, parent_at });
             self.pages().doubtful().set(true);
         }
     }
@@ -501,8 +506,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// last one, within the limits.
     pub(crate) fn has_settled(&self, all: bool) {
         let (_, pause_ns) = self.settle_due.get();
-        let pause_ns =
-            if all { 0 } else { (2 * pause_ns).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS) };
+        let pause_ns = if all { 0 } else { (2 * pause_ns).clamp(MIN_PAUSE_NS, MAX_PAUSE_NS) };
         self.settle_due.set((self.fabric().now_ns() + pause_ns, pause_ns));
     }
 
@@ -543,7 +547,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// can no longer land. A frame leaves the list only afterwards, because this task may be
     /// dropped at any time.
     async fn settle_writes_to(&self, server: ServerId, many: usize) {
-        let oldest: Vec<InDoubt> = self.in_doubt.borrow().iter().take(many).cloned().collect();
+        let oldest: Vec<UnresolvedFrame> =
+            self.in_doubt.borrow().iter().take(many).cloned().collect();
         for doubt in oldest.into_iter().filter(|doubt| doubt.at.server() == server) {
             self.is_dirty_again(&doubt).await;
             self.in_doubt.borrow_mut().retain(|other| *other != doubt);
@@ -553,7 +558,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Releases held nodes once their parents are written (C24).
     async fn let_go_of_held(&self) {
         let held = self.held.borrow().clone();
-        for Held { frame, parent, parent_at } in held {
+        for DependentFrame { frame, parent, parent_at } in held {
             let waits = || {
                 self.pages().is_unfinished(parent_at)
                     || (self.cache.arena().page(parent).address() == parent_at

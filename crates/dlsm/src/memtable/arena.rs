@@ -16,23 +16,23 @@ use farleaf_fabric::Region;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 
 /// An offset in words. No entry is at [`NOWHERE`].
-pub(super) type Place = u32;
+pub(super) type ArenaOffset = u32;
 
-pub(super) const NOWHERE: Place = 0;
+pub(super) const NOWHERE: ArenaOffset = 0;
 
 /// Maximum number of words of an arena. Places have twice as many values, so that the counts below
 /// cannot overflow because of refused requests.
-pub(super) const MOST_WORDS: usize = 1 << 31;
+pub(super) const MAX_WORDS: usize = 1 << 31;
 
 /// The words taken: `[from the back:32][from the front:32]`. On its own cache line, because every
 /// writer changes it, and readers of the fields around it should not miss because of that.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Taken(AtomicU64);
+struct TakenWords(AtomicU64);
 
 /// The end of the arena from which an entry is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum ArenaEnd {
     /// Nodes, which grow from the front.
     Front,
     /// Versions, which grow from the back.
@@ -41,25 +41,25 @@ pub(super) enum End {
 
 /// The memory of one MemTable.
 #[derive(Debug)]
-pub(super) struct Arena {
+pub(super) struct MemTableArena {
     memory: Arc<Region>,
     words: u64,
-    taken: Taken,
+    taken: TakenWords,
 }
 
 fn counts(taken: u64) -> (u64, u64) {
     (taken >> 32, taken & 0xffff_ffff)
 }
 
-impl Arena {
+impl MemTableArena {
     /// Creates an arena in the first `words` words of `memory`. The first `reserved` of them are
     /// not handed out.
     ///
     /// # Panics
-    /// If there are fewer words, or more than [`MOST_WORDS`].
+    /// If there are fewer words, or more than [`MAX_WORDS`].
     pub(super) fn new(memory: Arc<Region>, words: usize, reserved: usize) -> Self {
-        assert!(words <= MOST_WORDS && words <= memory.words().len(), "the memory has the words");
-        Self { memory, words: words as u64, taken: Taken(AtomicU64::new(reserved as u64)) }
+        assert!(words <= MAX_WORDS && words <= memory.words().len(), "the memory has the words");
+        Self { memory, words: words as u64, taken: TakenWords(AtomicU64::new(reserved as u64)) }
     }
 
     /// Returns the memory, for reuse by another arena.
@@ -75,7 +75,7 @@ impl Arena {
 
     /// Takes `words` adjacent words. `None` if there are not enough left.
     #[inline]
-    pub(super) fn take(&self, words: usize, end: End) -> Option<Place> {
+    pub(super) fn take(&self, words: usize, end: ArenaEnd) -> Option<ArenaOffset> {
         let used = |taken| {
             let (back, front) = counts(taken);
             back + front
@@ -85,14 +85,14 @@ impl Arena {
         if used(self.taken.0.load(Ordering::Relaxed)) + words as u64 > self.words {
             return None;
         }
-        let more = if end == End::Front { words as u64 } else { (words as u64) << 32 };
+        let more = if end == ArenaEnd::Front { words as u64 } else { (words as u64) << 32 };
         let taken = self.taken.0.fetch_add(more, Ordering::Relaxed);
         let (back, front) = counts(taken);
         if used(taken) + words as u64 > self.words {
             return None;
         }
-        let first = if end == End::Front { front } else { self.words - back - words as u64 };
-        Some(first as Place)
+        let first = if end == ArenaEnd::Front { front } else { self.words - back - words as u64 };
+        Some(first as ArenaOffset)
     }
 
     /// The bytes handed out so far.

@@ -18,13 +18,13 @@
 use crate::Sequences;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 
-/// The values of `Range::last` while there is no last number yet.
+/// The values of `SequenceRange::last` while there is no last number yet.
 const OPEN: u64 = u64::MAX;
 const CLOSING: u64 = u64::MAX - 1;
 
 /// The numbers of one MemTable.
 #[derive(Debug)]
-pub(super) struct Range {
+pub(super) struct SequenceRange {
     first: u64,
     /// A version with a number beyond this one closes the range.
     limit: u64,
@@ -32,7 +32,7 @@ pub(super) struct Range {
     last: AtomicU64,
 }
 
-impl Range {
+impl SequenceRange {
     /// The range from `first` on, which closes by itself after about `numbers` numbers.
     pub(super) fn new(first: u64, numbers: u64) -> Self {
         let limit = first.saturating_add(numbers.max(1) - 1).min(CLOSING - 1);

@@ -3,20 +3,20 @@
 //! *Thread safety*: it reads while others write. If its bound is settled, concurrent writes do not
 //! change what it sees: newer versions are above the bound (Q7).
 
-use super::arena::Place;
+use super::arena::ArenaOffset;
 use super::search_key::{KeyWords, SearchKey};
 use super::skiplist::SkipList;
-use super::versions::Version;
+use super::versions::MemTableVersion;
 
 /// A position in a MemTable, among the keys that have versions up to a bound.
 #[derive(Clone, Copy, Debug)]
-pub struct Cursor<'t> {
+pub struct MemTableCursor<'t> {
     list: &'t SkipList,
     bound: u64,
-    at: Option<(Place, Version<'t>)>,
+    at: Option<(ArenaOffset, MemTableVersion<'t>)>,
 }
 
-impl<'t> Cursor<'t> {
+impl<'t> MemTableCursor<'t> {
     /// A cursor on no key.
     pub(super) fn new(list: &'t SkipList, bound: u64) -> Self {
         Self { list, bound, at: None }
@@ -28,7 +28,7 @@ impl<'t> Cursor<'t> {
     }
 
     /// The key's newest version up to the bound.
-    pub fn version(&self) -> Option<Version<'t>> {
+    pub fn version(&self) -> Option<MemTableVersion<'t>> {
         self.at.map(|(_, version)| version)
     }
 
@@ -66,15 +66,16 @@ impl<'t> Cursor<'t> {
         }
     }
 
-    fn before(&self, node: Place) -> Option<Place> {
+    fn before(&self, node: ArenaOffset) -> Option<ArenaOffset> {
         self.list.around(&self.list.key(node).to_search_key()).0
     }
 
-    fn visible(&self, node: Place) -> Option<Version<'t>> {
-        Version::at(self.list.arena().words(), self.list.head(node).newest())?.up_to(self.bound)
+    fn visible(&self, node: ArenaOffset) -> Option<MemTableVersion<'t>> {
+        MemTableVersion::at(self.list.arena().words(), self.list.head(node).newest())?
+            .up_to(self.bound)
     }
 
-    fn up_from(&mut self, mut node: Option<Place>) {
+    fn up_from(&mut self, mut node: Option<ArenaOffset>) {
         self.at = None;
         while let Some(place) = node {
             if let Some(version) = self.visible(place) {
@@ -86,7 +87,7 @@ impl<'t> Cursor<'t> {
         }
     }
 
-    fn down_from(&mut self, mut node: Option<Place>) {
+    fn down_from(&mut self, mut node: Option<ArenaOffset>) {
         self.at = None;
         while let Some(place) = node {
             if let Some(version) = self.visible(place) {

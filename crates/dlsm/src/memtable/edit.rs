@@ -13,16 +13,18 @@
 //! *Thread safety*: an edit belongs to one operation.
 
 use super::search_key::SearchKey;
-use super::table::{Link, MOST_LOST, MemTable, MemTableError, MemTableOptions, Pending};
-use super::versions::Kind;
-use super::writer::Writer;
-use farleaf_index::{Action, Answer};
+use super::table::{
+    LinkOutcome, MAX_LOST, MemTable, MemTableError, MemTableOptions, PendingVersion,
+};
+use super::versions::VersionKind;
+use super::writer::MemTableWriter;
+use farleaf_index::{EditAction, EditAnswer};
 
 /// An operation on one key.
 #[derive(Debug)]
-pub struct Edit<'k> {
+pub struct MemTableEdit<'k> {
     key: SearchKey,
-    action: Action<&'k [u8]>,
+    action: EditAction<&'k [u8]>,
     /// The table below which a version was looked up, and its value.
     below: Option<(u64, Option<Vec<u8>>)>,
     lost: u32,
@@ -30,14 +32,14 @@ pub struct Edit<'k> {
 
 /// What an operation needs next.
 #[derive(Debug)]
-pub enum Step<'w> {
+pub enum EditStep<'w> {
     /// Nothing: it has ended.
-    Done(Answer<Vec<u8>>),
-    /// Its version can be linked. Pass the outcome to [`Edit::linked`].
-    Link(Pending<'w>),
+    Done(EditAnswer<Vec<u8>>),
+    /// Its version can be linked. Pass the outcome to [`MemTableEdit::linked`].
+    Link(PendingVersion<'w>),
     /// The newest version below this MemTable (Q5): wait until [`Sequences::is_settled`] for the
-    /// number before [`MemTable::first`], look, and pass the value to [`Edit::found_below`]. A
-    /// lookup need not wait.
+    /// number before [`MemTable::first`], look, and pass the value to
+    /// [`MemTableEdit::found_below`]. A lookup need not wait.
     ///
     /// [`Sequences::is_settled`]: crate::Sequences::is_settled
     NeedBelow,
@@ -51,17 +53,17 @@ pub enum Step<'w> {
 
 /// The state of the key on which the edit is based.
 enum Current<'a> {
-    Value(Value<'a>),
+    Value(EditValue<'a>),
     Absent,
     Unknown,
 }
 
-enum Value<'a> {
-    Here(super::Version<'a>),
+enum EditValue<'a> {
+    Here(super::MemTableVersion<'a>),
     Below(&'a [u8]),
 }
 
-impl Value<'_> {
+impl EditValue<'_> {
     fn to_vec(&self) -> Vec<u8> {
         match self {
             Self::Here(version) => version.value().unwrap_or_default(),
@@ -77,20 +79,22 @@ impl Value<'_> {
     }
 }
 
-impl<'k> Edit<'k> {
+impl<'k> MemTableEdit<'k> {
     /// The operation `action` on `key`, on MemTables with these options.
     ///
     /// # Errors
     /// [`MemTableError`] if no MemTable can hold the record. Nothing has changed.
     pub fn new(
         key: &[u8],
-        action: Action<&'k [u8]>,
+        action: EditAction<&'k [u8]>,
         options: &MemTableOptions,
     ) -> Result<Self, MemTableError> {
         let value = match action {
-            Action::Get | Action::Remove => 0,
-            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => value.len(),
-            Action::CompareExchange(_, new) => new.len(),
+            EditAction::Get | EditAction::Remove => 0,
+            EditAction::Insert(value) | EditAction::Update(value) | EditAction::Upsert(value) => {
+                value.len()
+            }
+            EditAction::CompareExchange(_, new) => new.len(),
         };
         options.check(key.len(), value)?;
         Ok(Self { key: SearchKey::new(key), action, below: None, lost: 0 })
@@ -107,57 +111,61 @@ impl<'k> Edit<'k> {
     }
 
     /// Takes the next step on `table`, the newest MemTable.
-    pub fn step<'w>(&mut self, table: &'w MemTable, writer: &'w mut Writer) -> Step<'w> {
+    pub fn step<'w>(
+        &mut self,
+        table: &'w MemTable,
+        writer: &'w mut MemTableWriter,
+    ) -> EditStep<'w> {
         let seen = table.look(writer, &self.key);
         let current = match (seen.newest(), &self.below) {
-            (Some(version), _) if version.kind() == Kind::Value => {
-                Current::Value(Value::Here(version))
+            (Some(version), _) if version.kind() == VersionKind::Value => {
+                Current::Value(EditValue::Here(version))
             }
             (Some(_), _) => Current::Absent,
             (None, Some((below, value))) if *below == table.id() => match value {
-                Some(value) => Current::Value(Value::Below(value)),
+                Some(value) => Current::Value(EditValue::Below(value)),
                 None => Current::Absent,
             },
             (None, _) => Current::Unknown,
         };
         let (kind, value) = match decide(&self.action, &current) {
-            Decision::Ask => return Step::NeedBelow,
-            Decision::Answer(answer) => return Step::Done(answer),
+            Decision::Ask => return EditStep::NeedBelow,
+            Decision::Answer(answer) => return EditStep::Done(answer),
             Decision::Write(kind, value) => (kind, value),
         };
         match table.prepare(writer, &self.key, &seen, kind, value) {
-            Ok(pending) => Step::Link(pending),
+            Ok(pending) => EditStep::Link(pending),
             Err(end) => self.linked(end),
         }
     }
 
     /// Takes the outcome of linking, and returns the next step.
-    pub fn linked(&mut self, link: Link) -> Step<'static> {
+    pub fn linked(&mut self, link: LinkOutcome) -> EditStep<'static> {
         match link {
-            Link::Done(_) => Step::Done(Answer { applied: true, found: None }),
-            Link::Closed => Step::Closed,
-            Link::Contended => Step::Contended,
-            Link::Changed => {
+            LinkOutcome::Done(_) => EditStep::Done(EditAnswer { applied: true, found: None }),
+            LinkOutcome::Closed => EditStep::Closed,
+            LinkOutcome::Contended => EditStep::Contended,
+            LinkOutcome::Changed => {
                 self.lost += 1;
-                if self.lost > MOST_LOST { Step::Contended } else { Step::Again }
+                if self.lost > MAX_LOST { EditStep::Contended } else { EditStep::Again }
             }
         }
     }
 
-    /// Steps and links until something else is needed: never returns [`Step::Link`] or
-    /// [`Step::Again`].
-    pub fn run(&mut self, table: &MemTable, writer: &mut Writer) -> Step<'static> {
+    /// Steps and links until something else is needed: never returns [`EditStep::Link`] or
+    /// [`EditStep::Again`].
+    pub fn run(&mut self, table: &MemTable, writer: &mut MemTableWriter) -> EditStep<'static> {
         loop {
             let link = match self.step(table, writer) {
-                Step::Link(pending) => pending.link(),
-                Step::Done(answer) => return Step::Done(answer),
-                Step::NeedBelow => return Step::NeedBelow,
-                Step::Again => continue,
-                Step::Closed => return Step::Closed,
-                Step::Contended => return Step::Contended,
+                EditStep::Link(pending) => pending.link(),
+                EditStep::Done(answer) => return EditStep::Done(answer),
+                EditStep::NeedBelow => return EditStep::NeedBelow,
+                EditStep::Again => continue,
+                EditStep::Closed => return EditStep::Closed,
+                EditStep::Contended => return EditStep::Contended,
             };
             match self.linked(link) {
-                Step::Again => {}
+                EditStep::Again => {}
                 end => return end,
             }
         }
@@ -167,28 +175,30 @@ impl<'k> Edit<'k> {
 enum Decision<'k> {
     /// The current value must be looked up first.
     Ask,
-    Answer(Answer<Vec<u8>>),
-    Write(Kind, &'k [u8]),
+    Answer(EditAnswer<Vec<u8>>),
+    Write(VersionKind, &'k [u8]),
 }
 
-fn decide<'k>(action: &Action<&'k [u8]>, current: &Current<'_>) -> Decision<'k> {
-    let refused = || Decision::Answer(Answer { applied: false, found: None });
+fn decide<'k>(action: &EditAction<&'k [u8]>, current: &Current<'_>) -> Decision<'k> {
+    let refused = || Decision::Answer(EditAnswer { applied: false, found: None });
     match (action, current) {
-        (Action::Upsert(value), _) => Decision::Write(Kind::Value, value),
+        (EditAction::Upsert(value), _) => Decision::Write(VersionKind::Value, value),
         (_, Current::Unknown) => Decision::Ask,
-        (Action::Get, Current::Value(value)) => {
-            Decision::Answer(Answer { applied: true, found: Some(value.to_vec()) })
+        (EditAction::Get, Current::Value(value)) => {
+            Decision::Answer(EditAnswer { applied: true, found: Some(value.to_vec()) })
         }
-        (Action::Insert(value), Current::Absent) => Decision::Write(Kind::Value, value),
-        (Action::Update(value), Current::Value(_)) => Decision::Write(Kind::Value, value),
-        (Action::Remove, Current::Value(_)) => Decision::Write(Kind::Tombstone, &[]),
-        (Action::CompareExchange(expected, new), Current::Value(value)) => {
+        (EditAction::Insert(value), Current::Absent) => Decision::Write(VersionKind::Value, value),
+        (EditAction::Update(value), Current::Value(_)) => {
+            Decision::Write(VersionKind::Value, value)
+        }
+        (EditAction::Remove, Current::Value(_)) => Decision::Write(VersionKind::Tombstone, &[]),
+        (EditAction::CompareExchange(expected, new), Current::Value(value)) => {
             if value.is(expected) {
-                Decision::Write(Kind::Value, new)
+                Decision::Write(VersionKind::Value, new)
             } else {
-                Decision::Answer(Answer { applied: false, found: Some(value.to_vec()) })
+                Decision::Answer(EditAnswer { applied: false, found: Some(value.to_vec()) })
             }
         }
-        (Action::Insert(_), Current::Value(_)) | (_, Current::Absent) => refused(),
+        (EditAction::Insert(_), Current::Value(_)) | (_, Current::Absent) => refused(),
     }
 }

@@ -22,9 +22,9 @@ fn bits_of(hash: u64) -> u64 {
 
 /// The filter of one MemTable.
 #[derive(Debug)]
-pub(super) struct Filter(Box<[AtomicU64]>);
+pub(super) struct MemTableFilter(Box<[AtomicU64]>);
 
-impl Filter {
+impl MemTableFilter {
     /// Creates a filter of `bytes` bytes, rounded down to words, but at least one word.
     pub(super) fn new(bytes: usize) -> Self {
         Self(table((bytes / 8).max(1), |_| AtomicU64::new(0)))
@@ -66,7 +66,7 @@ mod tests {
     fn what_was_added_is_there_and_little_else() {
         const KEYS: u64 = 50_000;
         let hash = |key: u64| SearchKey::new(&key.to_be_bytes()).hash();
-        let filter = Filter::new(2 * KEYS as usize);
+        let filter = MemTableFilter::new(2 * KEYS as usize);
         (0..KEYS).for_each(|key| filter.add(hash(key)));
         assert!((0..KEYS).all(|key| filter.may_hold(hash(key))));
         let wrong = (KEYS..2 * KEYS).filter(|key| filter.may_hold(hash(*key))).count() as f64;

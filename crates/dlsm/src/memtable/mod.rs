@@ -19,9 +19,11 @@ mod table;
 mod versions;
 mod writer;
 
-pub use cursor::Cursor;
-pub use edit::{Edit, Step};
+pub use cursor::MemTableCursor;
+pub use edit::{EditStep, MemTableEdit};
 pub use search_key::{KeyWords, SearchKey};
-pub use table::{Link, MemTable, MemTableError, MemTableOptions, Pending, Seen};
-pub use versions::{Kind, Version};
-pub use writer::Writer;
+pub use table::{
+    LinkOutcome, MemTable, MemTableError, MemTableOptions, PendingVersion, PriorVersion,
+};
+pub use versions::{MemTableVersion, VersionKind};
+pub use writer::MemTableWriter;

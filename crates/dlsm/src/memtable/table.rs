@@ -4,17 +4,18 @@
 //! number, and link it. Memory is taken before the number, so a full table never refuses a version
 //! that already has one. Nothing between the number and the link waits for another thread.
 //!
-//! *Thread safety*: any number of threads read and write, each writer with a [`Writer`] of its own.
-//! A closed table admits no more versions, and once its last number is settled it never changes.
+//! *Thread safety*: any number of threads read and write, each writer with a [`MemTableWriter`] of
+//! its own. A closed table admits no more versions, and once its last number is settled it never
+//! changes.
 
-use super::arena::{MOST_WORDS, NOWHERE, Place};
-use super::close::Range;
-use super::cursor::Cursor;
-use super::filter::Filter;
+use super::arena::{ArenaOffset, MAX_WORDS, NOWHERE};
+use super::close::SequenceRange;
+use super::cursor::MemTableCursor;
+use super::filter::MemTableFilter;
 use super::search_key::{Prefix, SearchKey};
-use super::skiplist::{Head, Inserted, SkipList};
-use super::versions::{Blank, Kind, Version};
-use super::writer::Writer;
+use super::skiplist::{InsertOutcome, SkipList, SkipNodeHead};
+use super::versions::{Blank, MemTableVersion, VersionKind};
+use super::writer::MemTableWriter;
 use crate::{Announcement, Sequences};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Region, RegionError};
@@ -22,7 +23,7 @@ use farleaf_page::table::MAX_VALUE_BYTES;
 use thiserror::Error;
 
 /// The length of a key is stored in 16 bits.
-const MOST_KEY_BYTES: usize = 65_535;
+const MAX_KEY_BYTES: usize = 65_535;
 
 /// Sizes of MemTables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,7 @@ impl MemTableOptions {
     /// # Errors
     /// [`MemTableError::BadSize`] and [`MemTableError::Memory`].
     pub fn memory(&self) -> Result<Arc<Region>, MemTableError> {
-        if self.bytes / 8 > MOST_WORDS {
+        if self.bytes / 8 > MAX_WORDS {
             return Err(MemTableError::BadSize { bytes: self.bytes });
         }
         Ok(Arc::new(Region::new(self.bytes)?))
@@ -57,7 +58,7 @@ impl MemTableOptions {
 
     /// The longest key, in bytes: 65,535, or a quarter of a small table.
     pub fn most_key_bytes(&self) -> usize {
-        MOST_KEY_BYTES.min(self.bytes / 4)
+        MAX_KEY_BYTES.min(self.bytes / 4)
     }
 
     /// The longest value, in bytes: a quarter of the table, so that a new table has room for it and
@@ -120,29 +121,29 @@ pub struct MemTable {
     id: u64,
     options: MemTableOptions,
     list: SkipList,
-    range: Range,
-    filter: Filter,
+    range: SequenceRange,
+    filter: MemTableFilter,
 }
 
 /// What a writer saw of a key: the version that its own should follow.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'t> {
+pub struct PriorVersion<'t> {
     table: &'t MemTable,
-    node: Option<Place>,
-    newest: Place,
+    node: Option<ArenaOffset>,
+    newest: ArenaOffset,
 }
 
-impl<'t> Seen<'t> {
+impl<'t> PriorVersion<'t> {
     /// The newest version. `None` if the table has no version of the key.
     #[inline]
-    pub fn newest(&self) -> Option<Version<'t>> {
-        Version::at(self.table.list.arena().words(), self.newest)
+    pub fn newest(&self) -> Option<MemTableVersion<'t>> {
+        MemTableVersion::at(self.table.list.arena().words(), self.newest)
     }
 }
 
 /// How a write to a MemTable ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkOutcome {
     /// The version is linked, with this number.
     Done(u64),
     /// Another version was linked in the meantime: look again.
@@ -157,16 +158,16 @@ pub enum Link {
 /// Dropping it abandons the number.
 #[derive(Debug)]
 #[must_use = "a version is only in the table once it is linked"]
-pub struct Pending<'w> {
+pub struct PendingVersion<'w> {
     table: &'w MemTable,
     announcement: Announcement<'w>,
     version: Blank,
     /// Where the writer keeps the memory if linking fails.
     blank: &'w mut Option<Blank>,
     number: u64,
-    node: Place,
-    seen: Head,
-    kind: Kind,
+    node: ArenaOffset,
+    seen: SkipNodeHead,
+    kind: VersionKind,
 }
 
 impl MemTable {
@@ -205,8 +206,8 @@ impl MemTable {
             id: sequences.table_id(),
             options,
             list: SkipList::new(memory, options.bytes / 8, prefix),
-            range: Range::new(first, options.most_numbers),
-            filter: Filter::new(options.filter_bytes),
+            range: SequenceRange::new(first, options.most_numbers),
+            filter: MemTableFilter::new(options.filter_bytes),
         }
     }
 
@@ -222,7 +223,7 @@ impl MemTable {
         if some.is_empty() && !cfg!(any(loom, shuttle)) {
             return self.list.prefix().clone();
         }
-        let key = |node: Place| self.list.key(node).to_search_key();
+        let key = |node: ArenaOffset| self.list.key(node).to_search_key();
         let some: Vec<_> = some.into_iter().map(key).collect();
         Prefix::of(&self.list.key(first).to_vec(), &self.list.key(last).to_vec()).refined(&some)
     }
@@ -270,52 +271,53 @@ impl MemTable {
 
     /// Looks at the newest version of `key`, before writing the next one.
     #[inline]
-    pub fn look(&self, writer: &mut Writer, key: &SearchKey) -> Seen<'_> {
+    pub fn look(&self, writer: &mut MemTableWriter, key: &SearchKey) -> PriorVersion<'_> {
         writer.turn_to(self.id);
         self.filter.prefetch(key.hash());
         let node = self.list.find_gap(key, &mut writer.splice);
         let newest = node.map_or(NOWHERE, |node| self.list.head_to_change(node).newest());
-        Seen { table: self, node, newest }
+        PriorVersion { table: self, node, newest }
     }
 
     /// The newest version of `key`.
     #[inline]
-    pub fn newest(&self, key: &SearchKey) -> Option<Version<'_>> {
+    pub fn newest(&self, key: &SearchKey) -> Option<MemTableVersion<'_>> {
         let node = self.list.find(key)?;
-        let version = Version::at(self.list.arena().words(), self.list.head(node).newest())?;
+        let version =
+            MemTableVersion::at(self.list.arena().words(), self.list.head(node).newest())?;
         // Its lines come together, before the number is compared or the value copied.
         version.prefetch();
         Some(version)
     }
 
     /// The newest version of `key` with a number up to `bound`, which is settled (Q7).
-    pub fn newest_up_to(&self, key: &SearchKey, bound: u64) -> Option<Version<'_>> {
+    pub fn newest_up_to(&self, key: &SearchKey, bound: u64) -> Option<MemTableVersion<'_>> {
         self.newest(key)?.up_to(bound)
     }
 
     /// A cursor over the keys that have versions up to `bound`, which is settled (Q7).
-    pub fn cursor(&self, bound: u64) -> Cursor<'_> {
-        Cursor::new(&self.list, bound)
+    pub fn cursor(&self, bound: u64) -> MemTableCursor<'_> {
+        MemTableCursor::new(&self.list, bound)
     }
 
     /// Prepares a version of `key` that follows the one that was seen, and takes its number.
     ///
     /// # Errors
-    /// Any [`Link`] but [`Link::Done`].
+    /// Any [`LinkOutcome`] but [`LinkOutcome::Done`].
     pub fn prepare<'w>(
         &'w self,
-        writer: &'w mut Writer,
+        writer: &'w mut MemTableWriter,
         key: &SearchKey,
-        seen: &Seen<'_>,
-        kind: Kind,
+        seen: &PriorVersion<'_>,
+        kind: VersionKind,
         value: &[u8],
-    ) -> Result<Pending<'w>, Link> {
+    ) -> Result<PendingVersion<'w>, LinkOutcome> {
         debug_assert_eq!(seen.table.id, self.id, "seen in this table");
         // The writer may have looked at another table in the meantime.
         writer.turn_to(self.id);
         let full = |sequences: &Arc<Sequences>| {
             self.close(sequences);
-            Link::Closed
+            LinkOutcome::Closed
         };
         let node = match seen.node {
             Some(node) => node,
@@ -323,9 +325,9 @@ impl MemTable {
                 self.filter.add(key.hash()); // M2
                 let levels = writer.levels();
                 match self.list.insert(key, &mut writer.splice, levels) {
-                    Inserted::At(node) => node,
-                    Inserted::Full => return Err(full(writer.sequences())),
-                    Inserted::Contended => return Err(Link::Contended),
+                    InsertOutcome::At(node) => node,
+                    InsertOutcome::Full => return Err(full(writer.sequences())),
+                    InsertOutcome::Contended => return Err(LinkOutcome::Contended),
                 }
             }
         };
@@ -338,52 +340,67 @@ impl MemTable {
         version.fill(arena.words(), value, seen.newest);
         let head = self.list.head_to_change(node); // before the number (Q4)
         if head.newest() != seen.newest {
-            return Err(Link::Changed);
+            return Err(LinkOutcome::Changed);
         }
-        let Writer { seat, blank, .. } = writer;
+        let MemTableWriter { seat, blank, .. } = writer;
         let announcement = seat.announce();
         let number = announcement.take();
-        Ok(Pending { table: self, announcement, version, blank, number, node, seen: head, kind })
+        Ok(PendingVersion {
+            table: self,
+            announcement,
+            version,
+            blank,
+            number,
+            node,
+            seen: head,
+            kind,
+        })
     }
 
     /// Writes a version of `key`, whatever it replaces, with retries until it is linked or the
     /// table is closed.
-    pub fn upsert(&self, writer: &mut Writer, key: &SearchKey, kind: Kind, value: &[u8]) -> Link {
-        for _ in 0..MOST_LOST {
+    pub fn upsert(
+        &self,
+        writer: &mut MemTableWriter,
+        key: &SearchKey,
+        kind: VersionKind,
+        value: &[u8],
+    ) -> LinkOutcome {
+        for _ in 0..MAX_LOST {
             let seen = self.look(writer, key);
             match self
                 .prepare(writer, key, &seen, kind, value)
-                .map_or_else(|end| end, Pending::link)
+                .map_or_else(|end| end, PendingVersion::link)
             {
-                Link::Changed => {}
+                LinkOutcome::Changed => {}
                 end => return end,
             }
         }
-        Link::Contended
+        LinkOutcome::Contended
     }
 }
 
 /// How often a write looks again because of concurrent versions of its key.
-pub(super) const MOST_LOST: u32 = 1_000;
+pub(super) const MAX_LOST: u32 = 1_000;
 
-impl Pending<'_> {
+impl PendingVersion<'_> {
     /// The number of the version.
     pub fn number(&self) -> u64 {
         self.number
     }
 
     /// Links the version, if it belongs to the table and still follows the one that was seen.
-    pub fn link(self) -> Link {
+    pub fn link(self) -> LinkOutcome {
         let Self { table, announcement, version, blank, number, node, seen, kind } = self;
         if !table.range.admits(number, announcement.sequences()) {
-            return Link::Closed;
+            return LinkOutcome::Closed;
         }
         version.number(table.list.arena().words(), number, kind);
         if !table.list.replace_head(node, seen, version.place()) {
-            return Link::Changed;
+            return LinkOutcome::Changed;
         }
         *blank = None;
-        Link::Done(number)
+        LinkOutcome::Done(number)
         // The announcement is withdrawn here, after the version is linked (Q1).
     }
 }

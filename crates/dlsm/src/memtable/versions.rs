@@ -14,7 +14,7 @@
 //!
 //! *Thread safety*: the words of a version are written before it is linked.
 
-use super::arena::{Arena, End, NOWHERE, Place};
+use super::arena::{ArenaEnd, ArenaOffset, MemTableArena, NOWHERE};
 use super::search_key::{append_bytes, store_bytes};
 use farleaf_fabric::prefetch;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
@@ -24,7 +24,7 @@ const HEADER_WORDS: usize = 2;
 /// The meaning of a version for its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum VersionKind {
     /// The key has a value.
     Value = 1,
     /// The key was removed.
@@ -34,15 +34,15 @@ pub enum Kind {
 /// Memory for a version that is not linked yet. Its writer reuses it if linking fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Blank {
-    place: Place,
+    place: ArenaOffset,
     value_words: usize,
 }
 
 impl Blank {
     /// Takes memory for a value of `value_bytes` bytes.
-    pub(super) fn take(arena: &Arena, value_bytes: usize) -> Option<Self> {
+    pub(super) fn take(arena: &MemTableArena, value_bytes: usize) -> Option<Self> {
         let value_words = value_bytes.div_ceil(8);
-        let place = arena.take(HEADER_WORDS + value_words, End::Back)?;
+        let place = arena.take(HEADER_WORDS + value_words, ArenaEnd::Back)?;
         Some(Self { place, value_words })
     }
 
@@ -51,12 +51,12 @@ impl Blank {
         self.value_words == value_bytes.div_ceil(8)
     }
 
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> ArenaOffset {
         self.place
     }
 
     /// Writes the value and the place of the next older version.
-    pub(super) fn fill(&self, words: &[AtomicU64], value: &[u8], older: Place) {
+    pub(super) fn fill(&self, words: &[AtomicU64], value: &[u8], older: ArenaOffset) {
         let place = self.place as usize;
         let lengths = (value.len() as u64) << 32 | u64::from(older);
         words[place + 1].store(lengths, Ordering::Relaxed);
@@ -66,21 +66,21 @@ impl Blank {
 
     /// Writes the number, as the last step before the version is linked.
     #[inline]
-    pub(super) fn number(&self, words: &[AtomicU64], number: u64, kind: Kind) {
+    pub(super) fn number(&self, words: &[AtomicU64], number: u64, kind: VersionKind) {
         words[self.place as usize].store(number << 8 | kind as u64, Ordering::Relaxed);
     }
 }
 
 /// A version in a MemTable.
 #[derive(Clone, Copy, Debug)]
-pub struct Version<'t> {
+pub struct MemTableVersion<'t> {
     words: &'t [AtomicU64],
     place: usize,
 }
 
-impl<'t> Version<'t> {
+impl<'t> MemTableVersion<'t> {
     #[inline]
-    pub(super) fn at(words: &'t [AtomicU64], place: Place) -> Option<Self> {
+    pub(super) fn at(words: &'t [AtomicU64], place: ArenaOffset) -> Option<Self> {
         (place != NOWHERE).then_some(Self { words, place: place as usize })
     }
 
@@ -97,8 +97,12 @@ impl<'t> Version<'t> {
 
     /// The kind of the version.
     #[inline]
-    pub fn kind(&self) -> Kind {
-        if self.word(0) as u8 == Kind::Value as u8 { Kind::Value } else { Kind::Tombstone }
+    pub fn kind(&self) -> VersionKind {
+        if self.word(0) as u8 == VersionKind::Value as u8 {
+            VersionKind::Value
+        } else {
+            VersionKind::Tombstone
+        }
     }
 
     /// The length of the value in bytes, 0 for a tombstone.
@@ -116,8 +120,8 @@ impl<'t> Version<'t> {
     #[inline]
     pub(super) fn prefetch(&self) {
         /// As many as the processor can wait for together.
-        const MOST_WORDS: usize = 64;
-        let end = self.words.len().min(self.place + MOST_WORDS);
+        const MAX_WORDS: usize = 64;
+        let end = self.words.len().min(self.place + MAX_WORDS);
         prefetch(&self.words[self.place..end]);
     }
 
@@ -130,13 +134,13 @@ impl<'t> Version<'t> {
     pub fn value(&self) -> Option<Vec<u8>> {
         let mut value = Vec::new();
         self.append_value_to(&mut value);
-        (self.kind() == Kind::Value).then_some(value)
+        (self.kind() == VersionKind::Value).then_some(value)
     }
 
     /// The next older version of the key in this table.
     #[inline]
     pub fn older(&self) -> Option<Self> {
-        Self::at(self.words, self.word(1) as Place)
+        Self::at(self.words, self.word(1) as ArenaOffset)
     }
 
     /// The newest version with a number up to `bound`, starting from this one.

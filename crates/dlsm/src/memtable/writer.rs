@@ -2,15 +2,15 @@
 //!
 //! *Thread safety*: a writer belongs to one operation at a time.
 
-use super::skiplist::{MOST_LEVELS, Splice};
+use super::skiplist::{MAX_LEVELS, Splice};
 use super::versions::Blank;
-use crate::{Seat, Sequences};
+use crate::{Sequences, WriterSlot};
 use farleaf_fabric::sync::Arc;
 
 /// A writer of MemTables of one compute server.
 #[derive(Debug)]
-pub struct Writer {
-    pub(super) seat: Seat,
+pub struct MemTableWriter {
+    pub(super) seat: WriterSlot,
     /// The MemTable that the other fields refer to, 0 for none.
     table: u64,
     pub(super) splice: Splice,
@@ -19,10 +19,10 @@ pub struct Writer {
     random: u64,
 }
 
-impl Writer {
+impl MemTableWriter {
     /// Creates a writer with the seat `seat`. `seed` is any random number; it determines the
     /// heights of nodes.
-    pub fn new(seat: Seat, seed: u64) -> Self {
+    pub fn new(seat: WriterSlot, seed: u64) -> Self {
         Self { seat, table: 0, splice: Splice::new(), blank: None, random: seed | 1 }
     }
 
@@ -50,6 +50,6 @@ impl Writer {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         let bits = self.random.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        (1 + bits.trailing_zeros() as usize).min(MOST_LEVELS)
+        (1 + bits.trailing_zeros() as usize).min(MAX_LEVELS)
     }
 }

@@ -5,10 +5,10 @@
 
 use super::opened::OpenedParts;
 use super::part::PartTrees;
-use crate::gate::Visit;
-use crate::load::Loader;
-use crate::shard::{Right, Shard};
-use crate::version::Table;
+use crate::gate::TreeVisit;
+use crate::load::SsTableLoader;
+use crate::shard::{LsmShard, TreeRight};
+use crate::version::SsTable;
 use farleaf_fabric::Fabric;
 use farleaf_index::{Built, BulkBuilder, Encoded};
 use farleaf_page::Layout;
@@ -21,17 +21,17 @@ pub struct LoadBuilder<'p, F: Fabric, L: Layout> {
     opened: &'p OpenedParts<F, L>,
     /// The number of the records in each part; parts have counters of their own.
     sequences: Vec<Option<u64>>,
-    now: Option<Now<'p, F, L>>,
+    now: Option<CurrentShardLoad<'p, F, L>>,
     loaded: LoadedTables,
 }
 
 /// The part and the shard that records go to. Its tree is neither left nor divided meanwhile.
-type Now<'p, F, L> = ((usize, usize), Loader<'p, F, L>, Visit<'p>);
+type CurrentShardLoad<'p, F, L> = ((usize, usize), SsTableLoader<'p, F, L>, TreeVisit<'p>);
 
 /// The tables of a bulk load, by their shard.
 #[derive(Debug, Default)]
 pub struct LoadedTables {
-    tables: RefCell<Vec<(u64, Vec<Table>)>>,
+    tables: RefCell<Vec<(u64, Vec<SsTable>)>>,
 }
 
 impl<K> Built<K> for LoadedTables {
@@ -47,7 +47,7 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
     }
 
     /// The loader of the tree that has `key`.
-    async fn loader(&mut self, key: &[u8]) -> Result<&mut Loader<'p, F, L>, RemoteError> {
+    async fn loader(&mut self, key: &[u8]) -> Result<&mut SsTableLoader<'p, F, L>, RemoteError> {
         let mut parts = self.opened.iter().enumerate();
         let now = self.now.as_ref().map(|(now, ..)| *now);
         // By the part's own map: others may not know of a division.
@@ -70,7 +70,7 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
             // keep scans away meanwhile: it has halted the server, or is its only client.
             let sequence =
                 *self.sequences[number].get_or_insert_with(|| tree.shard.sequences.take());
-            self.now = Some(((number, shard), Loader::new(tree, sequence), visit));
+            self.now = Some(((number, shard), SsTableLoader::new(tree, sequence), visit));
         }
         let (_, loader, _) = self.now.as_mut().expect("it was just set");
         Ok(loader)
@@ -121,8 +121,8 @@ impl LoadedTables {
         for (tree, _visit) in &trees {
             // Tombstones above would hide what is loaded.
             tree.settle_tree().await?;
-            let flushing = tree.until_begun(Right::Flush, Shard::begin_flush).await?;
-            let merging = tree.until_begun(Right::Merge, Shard::begin_merge).await?;
+            let flushing = tree.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
+            let merging = tree.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
             tree.settle_change().await?;
             tree.check_no_records()?;
             rights.insert(tree.shard.id, (*tree, flushing, merging));

@@ -28,4 +28,4 @@ pub use options::{DlsmServerOptions, ShardedOptions};
 pub use part::{DlsmPart, LeftShards};
 pub use pool::DlsmPool;
 pub use server::DlsmServer;
-pub use shard_map::MOST_SHARDS;
+pub use shard_map::MAX_SHARDS;

@@ -2,9 +2,9 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::part::{Entered, PartTrees};
+use super::part::{EnteredTree, PartTrees};
 use farleaf_fabric::Fabric;
-use farleaf_index::Scan;
+use farleaf_index::ScanResult;
 use farleaf_page::Layout;
 use farleaf_pool::remote::RemoteError;
 use std::cell::OnceCell;
@@ -12,11 +12,11 @@ use std::rc::Rc;
 
 /// A list of parts that only grows, so that a load can refer to their trees.
 #[derive(Debug)]
-pub(super) struct OpenedParts<F: Fabric, L: Layout>(OnceCell<Box<Opened<F, L>>>);
+pub(super) struct OpenedParts<F: Fabric, L: Layout>(OnceCell<Box<OpenedPart<F, L>>>);
 
 /// A part, and those that were opened after it.
 #[derive(Debug)]
-struct Opened<F: Fabric, L: Layout> {
+struct OpenedPart<F: Fabric, L: Layout> {
     part: Rc<PartTrees<F, L>>,
     next: OpenedParts<F, L>,
 }
@@ -31,7 +31,7 @@ impl<F: Fabric, L: Layout> OpenedParts<F, L> {
         while let Some(opened) = end.0.get() {
             end = &opened.next;
         }
-        end.0.get_or_init(|| Box::new(Opened { part, next: Self::new() }));
+        end.0.get_or_init(|| Box::new(OpenedPart { part, next: Self::new() }));
     }
 
     /// The parts, in the order in which they were opened.
@@ -45,10 +45,10 @@ impl<F: Fabric, L: Layout> OpenedParts<F, L> {
     }
 
     /// The trees of all parts, which none of them leaves meanwhile.
-    pub(super) async fn enter_all(&self) -> Result<Vec<Entered<'_, F, L>>, RemoteError> {
+    pub(super) async fn enter_all(&self) -> Result<Vec<EnteredTree<'_, F, L>>, RemoteError> {
         let mut entered = Vec::new();
         for part in self.iter() {
-            entered.extend(part.enter_for_scan(&Scan::range(..)).await?.1);
+            entered.extend(part.enter_for_scan(&ScanResult::range(..)).await?.1);
         }
         Ok(entered)
     }

@@ -9,12 +9,12 @@ use farleaf_page::Layout;
 use std::fmt::Debug;
 
 /// The least size of a MemTable that a budget leads to, in bytes.
-const LEAST_MEMTABLE_BYTES: u64 = 64 << 10;
+const MIN_MEMTABLE_BYTES: u64 = 64 << 10;
 /// Bytes of a MemTable for each byte of its filter, as in the paper's sizes.
 const FILTER_PART: u64 = 128;
 /// The least number of extents of a chunk of a small shard: chunks stay with their shard, and one
 /// that is mostly empty keeps memory from others.
-const LEAST_CHUNK_EXTENTS: u64 = 4;
+const MIN_CHUNK_EXTENTS: u64 = 4;
 /// MemTables have whole pages.
 const PAGE_BYTES: u64 = 4_096;
 
@@ -42,7 +42,7 @@ pub struct DlsmServerOptions {
 }
 
 /// The least size of an extent that a small pool leads to, in bytes.
-const LEAST_EXTENT_BYTES: u64 = 4 << 10;
+const MIN_EXTENT_BYTES: u64 = 4 << 10;
 /// Parts of a pool, of which a MemTable, and with it a table, has at most one.
 const POOL_PARTS: u64 = 32;
 /// Extents of a pool.
@@ -58,7 +58,7 @@ impl DlsmServerOptions {
             return self.clone();
         }
         let extent_bytes = (pool_bytes / POOL_EXTENTS).next_power_of_two();
-        let extent_bytes = extent_bytes.max(LEAST_EXTENT_BYTES).min(self.tree.extent_bytes);
+        let extent_bytes = extent_bytes.max(MIN_EXTENT_BYTES).min(self.tree.extent_bytes);
         let tree = DlsmOptions { extent_bytes, ..self.tree.clone() };
         let part = pool_bytes / shards.max(1) as u64 / POOL_PARTS / PAGE_BYTES * PAGE_BYTES;
         let bytes = part.max(self.least_memtable_bytes()).min(tree.memtable.bytes as u64);
@@ -68,7 +68,7 @@ impl DlsmServerOptions {
     /// The least size of a MemTable, in bytes.
     fn least_memtable_bytes(&self) -> u64 {
         let longest = self.longest_value.unwrap_or(0) as u64;
-        (longest * 4).next_multiple_of(PAGE_BYTES).max(LEAST_MEMTABLE_BYTES)
+        (longest * 4).next_multiple_of(PAGE_BYTES).max(MIN_MEMTABLE_BYTES)
     }
 
     /// The options of each tree of a compute server that begins with `shards` trees, but with the
@@ -108,7 +108,7 @@ impl DlsmServerOptions {
         let with_filter = all / tables;
         let bytes = with_filter - with_filter.div_ceil(FILTER_PART + 1);
         let bytes = (bytes / PAGE_BYTES * PAGE_BYTES).min(self.tree.memtable.bytes as u64);
-        if bytes < LEAST_MEMTABLE_BYTES {
+        if bytes < MIN_MEMTABLE_BYTES {
             return Err(IndexError::InvalidArgument(
                 "too little memory for MemTables: each shard needs several of 64 KiB; give the \
                  compute server more, or divide its keys into fewer shards",
@@ -129,7 +129,7 @@ fn with_memtables(tree: &DlsmOptions, bytes: u64) -> DlsmOptions {
         table_bytes: scaled(tree.table_bytes).max(tree.extent_bytes),
         level1_bytes: scaled(tree.level1_bytes).max(1),
         chunk_bytes: scaled(tree.chunk_bytes)
-            .max(LEAST_CHUNK_EXTENTS * tree.extent_bytes)
+            .max(MIN_CHUNK_EXTENTS * tree.extent_bytes)
             .min(tree.chunk_bytes),
         ..tree.clone()
     }

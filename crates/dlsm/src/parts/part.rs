@@ -2,20 +2,21 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
-use super::server::{DlsmServer, Owned, shards_of};
-use super::shard_map::{MOST_SHARDS, ShardMap};
+use super::server::{DlsmServer, OwnedShards, shards_of};
+use super::shard_map::{MAX_SHARDS, ShardMap};
 use crate::directory::check_no_owner;
-use crate::gate::Visit;
+use crate::gate::TreeVisit;
 use crate::handle::DlsmIndex;
 use crate::operations::{decoded_records, encoded_scan};
 use crate::remote::{ExtentClient, ExtentSpace, divided_shards};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::together::{all, join};
-use farleaf_index::{
-    Answer, Encoded, IndexError, LeafEdit, PartIndex, PartState, Records, Released, Scan,
-};
 use farleaf_index::{CacheCounters, OwnedRange};
+use farleaf_index::{
+    EditAnswer, Encoded, IndexError, KeyedRecords, LeafEdit, PartIndex, PartState, Released,
+    ScanResult,
+};
 use farleaf_page::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
 use farleaf_page::table::KeyBuf;
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
@@ -40,11 +41,11 @@ pub(super) struct PartTrees<F: Fabric, L: Layout> {
     map: RefCell<(u64, Arc<ShardMap>)>,
     /// A handle of each tree that it has used, by number. They stay, so that others can refer to
     /// them.
-    handles: Box<[Handle<F, L>]>,
+    handles: Box<[TreeHandle<F, L>]>,
 }
 
 /// A handle of a tree, once it has been used.
-type Handle<F, L> = OnceCell<Box<DlsmIndex<F, L>>>;
+type TreeHandle<F, L> = OnceCell<Box<DlsmIndex<F, L>>>;
 
 /// One endpoint's handle on a compute server's trees.
 #[derive(Debug)]
@@ -53,12 +54,12 @@ pub struct DlsmPart<F: Fabric, L: Layout> {
 }
 
 /// A tree that an operation uses.
-pub(super) type Entered<'t, F, L> = (&'t DlsmIndex<F, L>, Visit<'t>);
+pub(super) type EnteredTree<'t, F, L> = (&'t DlsmIndex<F, L>, TreeVisit<'t>);
 
 impl<F: Fabric, L: Layout> PartTrees<F, L> {
     pub(super) fn new(fabric: F, server: &Arc<DlsmServer<L>>) -> Self {
         let owned = server.owned();
-        let handles = (0..MOST_SHARDS).map(|_| OnceCell::new()).collect();
+        let handles = (0..MAX_SHARDS).map(|_| OnceCell::new()).collect();
         let map = RefCell::new((owned.changes, owned.map));
         Self { fabric, server: Arc::clone(server), map, handles }
     }
@@ -88,7 +89,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     /// The tree of a shard that the compute server owns, which neither leaves nor is divided
     /// meanwhile. The first handle opens it from its directory.
     #[inline]
-    pub(super) async fn enter(&self, shard: usize) -> Result<Entered<'_, F, L>, RemoteError> {
+    pub(super) async fn enter(&self, shard: usize) -> Result<EnteredTree<'_, F, L>, RemoteError> {
         let tree = self.tree(shard)?;
         let Some(visit) = tree.shard.gate.enter() else {
             return Err(self.closed(shard).await);
@@ -113,7 +114,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
 
     /// The tree that has `key`.
     #[inline]
-    async fn enter_of(&self, key: &L::Key) -> Result<Entered<'_, F, L>, RemoteError> {
+    async fn enter_of(&self, key: &L::Key) -> Result<EnteredTree<'_, F, L>, RemoteError> {
         Ok(self.enter_at(key.encoded().as_ref()).await?.1)
     }
 
@@ -122,7 +123,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     pub(super) async fn enter_at(
         &self,
         key: &[u8],
-    ) -> Result<(usize, Entered<'_, F, L>), RemoteError> {
+    ) -> Result<(usize, EnteredTree<'_, F, L>), RemoteError> {
         loop {
             let shard = self.map().shard_of(key);
             let entered = self.enter(shard).await?;
@@ -182,8 +183,8 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     /// all.
     pub(super) async fn enter_for_scan(
         &self,
-        scan: &Scan<Vec<u8>>,
-    ) -> Result<(Owned<L>, Vec<Entered<'_, F, L>>), RemoteError> {
+        scan: &ScanResult<Vec<u8>>,
+    ) -> Result<(OwnedShards<L>, Vec<EnteredTree<'_, F, L>>), RemoteError> {
         loop {
             let owned = self.server.owned();
             let places = owned.places.clone();
@@ -270,7 +271,7 @@ impl<L: Layout> Drop for DivisionUnderWay<'_, L> {
 }
 
 /// Whether a shard with these ends, the lower inclusive, may have keys of `scan`.
-fn overlaps((low, high): (Option<&[u8]>, Option<&[u8]>), scan: &Scan<Vec<u8>>) -> bool {
+fn overlaps((low, high): (Option<&[u8]>, Option<&[u8]>), scan: &ScanResult<Vec<u8>>) -> bool {
     let is_above = match (&scan.upper, low) {
         (Bound::Included(upper), Some(low)) => low > &upper[..],
         (Bound::Excluded(upper), Some(low)) => low >= &upper[..],
@@ -324,7 +325,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, RemoteError> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, RemoteError> {
         let (tree, _visit) = self.part.enter_of(edit.key).await?;
         Ok(tree.perform(edit).await?)
     }
@@ -332,7 +333,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: impl Fn(usize, Result<Answer<OwnedValue<L>>, RemoteError>),
+        done: impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) {
         let execute = async |(place, edit)| done(place, self.execute(edit).await);
         all(edits.iter().copied().enumerate().map(execute)).await;
@@ -340,8 +341,8 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
 
     async fn scan(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         self.scan_some(scan, usize::MAX, out).await
     }
@@ -349,16 +350,16 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     /// All trees as of one moment.
     async fn scan_some(
         &self,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
         most_bytes: usize,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let part = &*self.part;
         if out.len() >= scan.limit {
             return Ok(part.server.range());
         }
         let wanted = encoded_scan::<L::Key>(scan);
-        let (Owned { range, .. }, mut entered) = part.enter_for_scan(&wanted).await?;
+        let (OwnedShards { range, .. }, mut entered) = part.enter_for_scan(&wanted).await?;
         let Some((first, _)) = entered.first() else { return Ok(range) };
         first.check_scan(&wanted)?;
         // After the trees were opened: the bound is above all numbers in them (H10). It is kept
@@ -369,7 +370,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         }
         let (had, mut bytes) = (out.len(), 0);
         for (tree, _visit) in &entered {
-            let rest = Scan { limit: scan.limit - out.len(), ..wanted.clone() };
+            let rest = ScanResult { limit: scan.limit - out.len(), ..wanted.clone() };
             if self.fabric().breaks(ONE_BOUND) {
                 view = tree.view().await?;
             }

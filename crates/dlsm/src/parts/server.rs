@@ -15,14 +15,14 @@
 
 use super::options::DlsmServerOptions;
 use super::shard_map::ShardMap;
-use crate::writers::Writers;
-use crate::{DlsmOptions, Shard};
+use crate::writers::IdleWriters;
+use crate::{DlsmOptions, LsmShard};
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_index::OwnedRange;
 use farleaf_index::{Encoded, IndexError, PartState};
 use farleaf_page::{Layout, OwnedKey};
-use farleaf_pool::remote::{Detector, RemoteError};
+use farleaf_pool::remote::{FailureDetector, RemoteError};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -31,22 +31,22 @@ use std::ops::Range;
 pub struct DlsmServer<L: Layout> {
     /// As they were given, whatever the pool's size.
     options: DlsmServerOptions,
-    detector: Detector,
+    detector: FailureDetector,
     /// Counts the changes of the range.
     changes: AtomicU64,
-    inner: Mutex<Inner<L>>,
+    inner: Mutex<DlsmServerInner<L>>,
 }
 
 #[derive(Debug)]
-struct Inner<L: Layout> {
+struct DlsmServerInner<L: Layout> {
     range: OwnedRange<OwnedKey<L>>,
     /// Once a thread has read the map of the shards.
-    known: Option<Known>,
+    known: Option<KnownShards>,
 }
 
 /// A division of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Dividing {
+enum ShardSplit {
     /// A thread divides it.
     Now(usize),
     /// It has ended, and which shards there are is not known yet. The second is its number.
@@ -55,7 +55,7 @@ enum Dividing {
 
 /// What a compute server owns at one moment.
 #[derive(Clone, Debug)]
-pub(super) struct Owned<L: Layout> {
+pub(super) struct OwnedShards<L: Layout> {
     pub(super) range: OwnedRange<OwnedKey<L>>,
     pub(super) map: Arc<ShardMap>,
     /// The places of its shards in the map.
@@ -64,7 +64,7 @@ pub(super) struct Owned<L: Layout> {
     pub(super) changes: u64,
 }
 
-impl<L: Layout> Owned<L> {
+impl<L: Layout> OwnedShards<L> {
     /// The numbers of its shards, in the order of their keys.
     pub(super) fn shards(&self) -> &[usize] {
         self.map.shards(self.places.clone())
@@ -73,20 +73,20 @@ impl<L: Layout> Owned<L> {
 
 /// What a compute server knows of its index.
 #[derive(Debug)]
-struct Known {
+struct KnownShards {
     map: Arc<ShardMap>,
     /// The places in it of those of its range.
     owned: Range<usize>,
-    dividing: Option<Dividing>,
+    dividing: Option<ShardSplit>,
     /// The number of divisions so far.
     divisions: u64,
     /// Of the compute server, with this pool.
     server: DlsmServerOptions,
     /// Of each tree, with the smallest MemTables that it may have.
     options: DlsmOptions,
-    writers: Arc<Writers>,
+    writers: Arc<IdleWriters>,
     /// The trees that it has, or had, by number.
-    trees: BTreeMap<usize, Arc<Shard>>,
+    trees: BTreeMap<usize, Arc<LsmShard>>,
 }
 
 impl<L: Layout> DlsmServer<L> {
@@ -97,14 +97,14 @@ impl<L: Layout> DlsmServer<L> {
         options.tree.check()?;
         Ok(Self {
             options: options.clone(),
-            detector: Detector::default(),
+            detector: FailureDetector::default(),
             changes: AtomicU64::new(0),
-            inner: Mutex::new(Inner { range, known: None }),
+            inner: Mutex::new(DlsmServerInner { range, known: None }),
         })
     }
 
     /// The trees that it owns, for tests and tools. None before a handle was opened.
-    pub fn shards(&self) -> Vec<Arc<Shard>> {
+    pub fn shards(&self) -> Vec<Arc<LsmShard>> {
         let inner = lock(&self.inner);
         let Some(known) = &inner.known else { return Vec::new() };
         known.shards().iter().filter_map(|shard| known.trees.get(shard)).map(Arc::clone).collect()
@@ -126,11 +126,11 @@ impl<L: Layout> DlsmServer<L> {
         let server = self.options.within(pool_bytes, shards);
         server.check(owned.len(), server.longest_value.unwrap_or(0))?;
         let options = server.smallest(owned.len())?;
-        let writers = Arc::new(Writers::new(options.writers));
+        let writers = Arc::new(IdleWriters::new(options.writers));
         let (map, trees) = (Arc::clone(map), BTreeMap::new());
         let (dividing, divisions) = (None, 0);
         inner.known =
-            Some(Known { map, owned, dividing, divisions, server, options, writers, trees });
+            Some(KnownShards { map, owned, dividing, divisions, server, options, writers, trees });
         Ok(())
     }
 
@@ -145,13 +145,13 @@ impl<L: Layout> DlsmServer<L> {
         ended: Option<u64>,
     ) -> Result<(), IndexError> {
         let mut inner = lock(&self.inner);
-        let Inner { range, known } = &mut *inner;
+        let DlsmServerInner { range, known } = &mut *inner;
         let Some(known) = known else { return Ok(()) };
         let map = known.map.divided(pieces);
         let map = map.ok_or(IndexError::Damaged { at: GlobalAddr::NULL })?;
         // Another one may have ended since then.
         let is_settled = match known.dividing {
-            Some(Dividing::Ended(_, number)) => Some(number) == ended,
+            Some(ShardSplit::Ended(_, number)) => Some(number) == ended,
             _ => false,
         };
         if is_settled {
@@ -172,7 +172,7 @@ impl<L: Layout> DlsmServer<L> {
         let known = inner.known.as_mut()?;
         let (shard, into) = self.division(known, low, servers)?;
         known.trees.get(&shard)?.gate.set_open(false);
-        known.dividing = Some(Dividing::Now(shard));
+        known.dividing = Some(ShardSplit::Now(shard));
         Some((shard, into))
     }
 
@@ -182,7 +182,7 @@ impl<L: Layout> DlsmServer<L> {
         inner.known.as_ref().is_some_and(|known| self.division(known, low, servers).is_some())
     }
 
-    fn division(&self, known: &Known, low: &[u8], servers: u16) -> Option<(usize, usize)> {
+    fn division(&self, known: &KnownShards, low: &[u8], servers: u16) -> Option<(usize, usize)> {
         let shards = known.owned.len() + 1;
         let memtable = known.server.of_each(shards).ok()?.memtable;
         let has_room =
@@ -200,9 +200,9 @@ impl<L: Layout> DlsmServer<L> {
     pub(super) fn end_division(&self) {
         let mut inner = lock(&self.inner);
         let Some(known) = &mut inner.known else { return };
-        if let Some(Dividing::Now(shard)) = known.dividing {
+        if let Some(ShardSplit::Now(shard)) = known.dividing {
             known.divisions += 1;
-            known.dividing = Some(Dividing::Ended(shard, known.divisions));
+            known.dividing = Some(ShardSplit::Ended(shard, known.divisions));
         }
     }
 
@@ -210,13 +210,13 @@ impl<L: Layout> DlsmServer<L> {
     /// which shards there are.
     pub(super) fn ended_division(&self) -> Option<(usize, u64)> {
         match lock(&self.inner).known.as_ref()?.dividing? {
-            Dividing::Ended(shard, number) => Some((shard, number)),
-            Dividing::Now(_) => None,
+            ShardSplit::Ended(shard, number) => Some((shard, number)),
+            ShardSplit::Now(_) => None,
         }
     }
 
     /// What it owns now: nothing before a handle was opened.
-    pub(super) fn owned(&self) -> Owned<L> {
+    pub(super) fn owned(&self) -> OwnedShards<L> {
         let inner = lock(&self.inner);
         let range = inner.range.clone();
         let (map, places) = match &inner.known {
@@ -225,7 +225,7 @@ impl<L: Layout> DlsmServer<L> {
         };
         // Changed under the mutex only.
         let changes = self.changes.load(Ordering::Relaxed);
-        Owned { range, map, places, changes }
+        OwnedShards { range, map, places, changes }
     }
 
     /// Counts the changes of the range.
@@ -237,7 +237,7 @@ impl<L: Layout> DlsmServer<L> {
     ///
     /// # Errors
     /// [`RemoteError::Moved`] if there is none.
-    pub(super) fn tree(&self, shard: usize) -> Result<Arc<Shard>, RemoteError> {
+    pub(super) fn tree(&self, shard: usize) -> Result<Arc<LsmShard>, RemoteError> {
         let mut inner = lock(&self.inner);
         let known = inner.known.as_mut().ok_or(RemoteError::Moved)?;
         if let Some(tree) = known.trees.get(&shard) {
@@ -246,7 +246,7 @@ impl<L: Layout> DlsmServer<L> {
         if !known.shards().contains(&shard) {
             return Err(RemoteError::Moved);
         }
-        let made = Shard::beside(shard as u64, &known.options, &known.writers);
+        let made = LsmShard::beside(shard as u64, &known.options, &known.writers);
         let tree = Arc::new(made.map_err(|error| RemoteError::from(IndexError::from(error)))?);
         if let Ok(options) = known.server.of_each(known.owned.len()) {
             tree.resize(&options.memtable);
@@ -295,7 +295,7 @@ impl<L: Layout> DlsmServer<L> {
     /// Arranges the trees for what the compute server owns now: opens the gates of its shards, and
     /// closes those of all others. The next MemTables have the size that the number of shards
     /// leaves.
-    fn arrange(&self, range: &OwnedRange<OwnedKey<L>>, known: &mut Known) {
+    fn arrange(&self, range: &OwnedRange<OwnedKey<L>>, known: &mut KnownShards) {
         // Nothing is served of a range that ends within a shard.
         known.owned = shards_of::<L>(&known.map, range).unwrap_or(0..0);
         // Before any gate: who enters one sees the map of then.
@@ -307,7 +307,7 @@ impl<L: Layout> DlsmServer<L> {
             }
             tree.set_clip(known.map.clip(*number));
             let is_divided = match known.dividing {
-                Some(Dividing::Now(shard) | Dividing::Ended(shard, _)) => shard == *number,
+                Some(ShardSplit::Now(shard) | ShardSplit::Ended(shard, _)) => shard == *number,
                 None => false,
             };
             tree.gate.set_open(known.shards().contains(number) && !is_divided);
@@ -315,7 +315,7 @@ impl<L: Layout> DlsmServer<L> {
     }
 }
 
-impl Known {
+impl KnownShards {
     /// The numbers of the shards that it owns.
     fn shards(&self) -> &[usize] {
         self.map.shards(self.owned.clone())
@@ -346,18 +346,18 @@ impl<L: Layout> PartState<OwnedKey<L>> for DlsmServer<L> {
     fn set_range(&self, range: OwnedRange<OwnedKey<L>>) {
         let mut inner = lock(&self.inner);
         inner.range = range;
-        let Inner { range, known } = &mut *inner;
+        let DlsmServerInner { range, known } = &mut *inner;
         if let Some(known) = known {
             self.arrange(range, known);
         }
     }
 
-    fn detector(&self) -> &Detector {
+    fn detector(&self) -> &FailureDetector {
         &self.detector
     }
 
     fn cached_bytes(&self) -> u64 {
-        let bytes = |shard: &Arc<Shard>| {
+        let bytes = |shard: &Arc<LsmShard>| {
             let (memtables, indexes) = shard.local_bytes();
             memtables + indexes
         };
@@ -375,13 +375,14 @@ mod tests {
     /// records and answered for its keys.
     #[test]
     fn a_range_comes_with_its_shards() {
-        type Layout = Fixed8<128>;
+        type ServerTestLayout = Fixed8<128>;
         let lows = [100_u64, 200].map(|low| u64::of_owned(&low));
         let map = Arc::new(ShardMap::new(lows.to_vec()).unwrap());
         let all = OwnedRange { low: 0, high: None };
         let some = OwnedRange { low: 0, high: Some(100) };
         let server =
-            &DlsmServer::<Layout>::new(&DlsmServerOptions::default(), all.clone()).unwrap();
+            &DlsmServer::<ServerTestLayout>::new(&DlsmServerOptions::default(), all.clone())
+                .unwrap();
         server.learn(&map, 1 << 30).unwrap();
         thread::scope(|scope| {
             scope.spawn(move || {
@@ -392,7 +393,10 @@ mod tests {
             });
             for _ in 0..50_000 {
                 let owned = server.owned();
-                assert_eq!(shards_of::<Layout>(&map, &owned.range).unwrap(), owned.places);
+                assert_eq!(
+                    shards_of::<ServerTestLayout>(&map, &owned.range).unwrap(),
+                    owned.places
+                );
             }
         });
         assert_eq!((server.owned().places, server.changes()), (0..3, 100_000));

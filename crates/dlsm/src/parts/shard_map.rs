@@ -22,11 +22,11 @@ const MAGIC: u64 = u64::from_le_bytes(*b"Shards\0\x01");
 /// Words before the first boundary.
 const HEAD_WORDS: usize = 4;
 /// The most shards of an index.
-pub const MOST_SHARDS: usize = 1_024;
+pub const MAX_SHARDS: usize = 1_024;
 /// Bytes of a boundary.
-const MOST_KEY_BYTES: usize = 256;
+const MAX_KEY_BYTES: usize = 256;
 /// Words of a map.
-const MOST_WORDS: u64 = (HEAD_WORDS + MOST_SHARDS * (1 + MOST_KEY_BYTES / 8)) as u64;
+const MAX_WORDS: u64 = (HEAD_WORDS + MAX_SHARDS * (1 + MAX_KEY_BYTES / 8)) as u64;
 /// Bytes that are READ first: most maps are not larger.
 const FIRST_BYTES: u64 = 1_024;
 /// The shard that the map's memory belongs to, and its epoch: none.
@@ -53,10 +53,10 @@ impl ShardMap {
     /// The map of a new index with these boundaries.
     pub(super) fn new(lows: Vec<Vec<u8>>) -> Result<Self, IndexError> {
         let refused = |why| Err(IndexError::InvalidArgument(why));
-        if lows.len() >= MOST_SHARDS {
+        if lows.len() >= MAX_SHARDS {
             return refused("an index has at most 1,024 shards");
         }
-        if lows.iter().any(|low| low.len() > MOST_KEY_BYTES) {
+        if lows.iter().any(|low| low.len() > MAX_KEY_BYTES) {
             return refused("a boundary between shards has at most 256 bytes");
         }
         let created = lows.len() + 1;
@@ -73,7 +73,7 @@ impl ShardMap {
         for (number, words) in pieces {
             let mut rest = &words[..];
             let low = take_key(&mut rest).filter(|_| rest.is_empty())?.key().to_vec();
-            let number = usize::try_from(*number).ok().filter(|number| *number < MOST_SHARDS)?;
+            let number = usize::try_from(*number).ok().filter(|number| *number < MAX_SHARDS)?;
             let place = map.lows.partition_point(|other| *other < low);
             if map.lows.get(place) == Some(&low) && map.shards[place + 1] == number {
                 continue;
@@ -137,8 +137,8 @@ impl ShardMap {
         let servers = usize::from(servers.max(1));
         let is_free =
             |number: &usize| number % servers == shard % servers && !self.shards.contains(number);
-        let numbers = (self.created..MOST_SHARDS).find(is_free);
-        numbers.filter(|_| low.len() <= MOST_KEY_BYTES)
+        let numbers = (self.created..MAX_SHARDS).find(is_free);
+        numbers.filter(|_| low.len() <= MAX_KEY_BYTES)
     }
 
     /// The places of the shards from the one that begins at `low` to the one that ends at `high`;
@@ -174,7 +174,7 @@ impl ShardMap {
         let mut lows = Vec::new();
         while !rest.is_empty() {
             let (&bytes, others) = rest.split_first()?;
-            let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= MOST_KEY_BYTES)?;
+            let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= MAX_KEY_BYTES)?;
             let (words, others) = others.split_at_checked(bytes.div_ceil(8))?;
             let low = words.iter().flat_map(|word| word.to_le_bytes()).take(bytes);
             lows.push(low.collect());
@@ -213,7 +213,7 @@ impl ShardMap {
         let damaged = IndexError::Damaged { at: root };
         let mut words = read_words::<F, L>(fabric, root, FIRST_BYTES / 8).await?;
         let count = words[1];
-        if words[0] != MAGIC || !(HEAD_WORDS as u64..=MOST_WORDS).contains(&count) {
+        if words[0] != MAGIC || !(HEAD_WORDS as u64..=MAX_WORDS).contains(&count) {
             return Err(damaged);
         }
         if count > FIRST_BYTES / 8 {
@@ -260,7 +260,7 @@ mod tests {
             }
         }
         assert!(ShardMap::new(vec![vec![1], vec![1]]).is_err());
-        assert!(ShardMap::new(vec![vec![1; MOST_KEY_BYTES + 1]]).is_err());
+        assert!(ShardMap::new(vec![vec![1; MAX_KEY_BYTES + 1]]).is_err());
     }
 
     #[test]

@@ -90,11 +90,11 @@ pub struct ExtentSpace {
     /// Tables are on the first server that has room, from this one on, modulo the number of
     /// servers.
     together_from: Option<u64>,
-    inner: Mutex<Inner>,
+    inner: Mutex<ExtentSpaceInner>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ExtentSpaceInner {
     /// The shard, and the epoch in which this process has it.
     shard: (u64, u64),
     /// How often the space has begun. Leases of before mean nothing.
@@ -176,15 +176,21 @@ impl ExtentSpace {
     pub fn begin(&self, shard: (u64, u64), chunks: &[(GlobalAddr, u64)]) {
         let mut inner = lock(&self.inner);
         let (kept, for_pieces) = (inner.kept, inner.for_pieces);
-        *inner = Inner { shard, begun: inner.begun + 1, kept, for_pieces, ..Inner::default() };
+        *inner = ExtentSpaceInner {
+            shard,
+            begun: inner.begun + 1,
+            kept,
+            for_pieces,
+            ..ExtentSpaceInner::default()
+        };
         drop(inner);
         chunks.iter().for_each(|&(at, bytes)| self.add_chunk(at, bytes));
     }
 
     /// Leases the extents of a table, given as pieces of adjacent memory. `None` if one of them is
     /// no extent, or is leased already.
-    pub(crate) fn lease_at(space: &Arc<Self>, pieces: &[(GlobalAddr, u64)]) -> Option<Lease> {
-        let mut lease = Lease::new(space);
+    pub(crate) fn lease_at(space: &Arc<Self>, pieces: &[(GlobalAddr, u64)]) -> Option<ExtentLease> {
+        let mut lease = ExtentLease::new(space);
         for &(at, bytes) in pieces {
             for number in 0..bytes.div_ceil(space.extent_bytes) {
                 lease.add(space.take_at(at.plus(number * space.extent_bytes))?);
@@ -195,8 +201,12 @@ impl ExtentSpace {
 
     /// A lease of a table that the shard has borrowed: its memory belongs to another shard. Once it
     /// has ended, the table is to be returned (lsm.L2).
-    pub(crate) fn borrow_at(space: &Arc<Self>, table: u64, pieces: &[(GlobalAddr, u64)]) -> Lease {
-        let mut lease = Lease::new(space);
+    pub(crate) fn borrow_at(
+        space: &Arc<Self>,
+        table: u64,
+        pieces: &[(GlobalAddr, u64)],
+    ) -> ExtentLease {
+        let mut lease = ExtentLease::new(space);
         lease.borrowed = Some(table);
         for &(at, bytes) in pieces {
             let extents = 0..bytes.div_ceil(space.extent_bytes);
@@ -322,11 +332,11 @@ impl ExtentSpace {
     }
 
     /// The leases of jobs that were given up, whose next attempt is due at `now_ns`.
-    pub(super) fn take_of_jobs(space: &Arc<Self>, now_ns: u64) -> Vec<(JobId, Lease)> {
+    pub(super) fn take_of_jobs(space: &Arc<Self>, now_ns: u64) -> Vec<(JobId, ExtentLease)> {
         let is_due = |of_job: &mut (JobId, Vec<u32>, u64)| of_job.2 <= now_ns;
         let due: Vec<_> = lock(&space.inner).of_jobs.extract_if(.., is_due).collect();
         let lease = |extents: Vec<u32>| {
-            let mut lease = Lease::new(space);
+            let mut lease = ExtentLease::new(space);
             extents.into_iter().for_each(|extent| lease.add(extent));
             lease.set_settled(false);
             lease
@@ -339,7 +349,7 @@ impl ExtentSpace {
         lock(&self.inner).places[extent as usize]
     }
 
-    fn end(&self, lease: &Lease) {
+    fn end(&self, lease: &ExtentLease) {
         let mut inner = lock(&self.inner);
         if inner.begun != lease.begun {
             return; // another process may have them
@@ -358,7 +368,7 @@ impl ExtentSpace {
     }
 }
 
-impl Inner {
+impl ExtentSpaceInner {
     /// Lets what was given back rest until `due_ns`.
     fn rest_until(&mut self, due_ns: u64) {
         let ended = std::mem::take(&mut self.ended);
@@ -405,9 +415,9 @@ impl Inner {
 
 /// The extents of one table, in order. Dropping it gives them back.
 #[derive(Debug)]
-pub struct Lease {
+pub struct ExtentLease {
     space: Arc<ExtentSpace>,
-    /// [`Inner::begun`].
+    /// [`ExtentSpaceInner::begun`].
     begun: u64,
     extents: Vec<u32>,
     /// Where each lies, so that readers need not ask the space.
@@ -422,7 +432,7 @@ pub struct Lease {
     borrowed: Option<u64>,
 }
 
-impl Lease {
+impl ExtentLease {
     /// No extents.
     pub(super) fn new(space: &Arc<ExtentSpace>) -> Self {
         Self {
@@ -582,7 +592,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for ExtentLease {
     fn drop(&mut self) {
         self.end();
     }
@@ -600,8 +610,8 @@ mod tests {
         space
     }
 
-    fn lease(space: &Arc<ExtentSpace>, extents: usize, now_ns: u64) -> Option<Lease> {
-        let mut lease = Lease::new(space);
+    fn lease(space: &Arc<ExtentSpace>, extents: usize, now_ns: u64) -> Option<ExtentLease> {
+        let mut lease = ExtentLease::new(space);
         for _ in 0..extents {
             lease.add(space.take(
                 (SERVER, ExtentUse::Merge),

@@ -12,8 +12,8 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::extent_space::{ExtentSpace, ExtentUse, JobId, Lease};
-use super::given_up::{Doubtful, GivenUp, Held};
+use super::extent_space::{ExtentLease, ExtentSpace, ExtentUse, JobId};
+use super::given_up::{HeldLease, UnresolvedLease, UnresolvedLeases};
 use super::shard_client::ShardClient;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr, Region, ServerId};
@@ -47,7 +47,7 @@ pub struct ExtentClient<F: Fabric, L: Layout> {
     /// Buffers of [`TRANSFER_WORDS`] that no operation has.
     buffers: RefCell<Vec<Arc<Region>>>,
     /// Extents of tables that were given up, to which something may still be written.
-    given_up: GivenUp,
+    given_up: UnresolvedLeases,
 }
 
 impl<F: Fabric, L: Layout> ExtentClient<F, L> {
@@ -58,7 +58,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
             space: Arc::clone(space),
             chunk_bytes,
             buffers: RefCell::default(),
-            given_up: GivenUp::default(),
+            given_up: UnresolvedLeases::default(),
         }
     }
 
@@ -97,7 +97,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     /// A table to be written.
     pub(crate) fn writer_for(&self, purpose: ExtentUse) -> ExtentWriter<'_, F, L> {
         let servers = self.space.servers(self.fabric().memory_servers()).collect();
-        let lease = Lease::new(&self.space);
+        let lease = ExtentLease::new(&self.space);
         ExtentWriter {
             client: self,
             purpose,
@@ -117,7 +117,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     /// [`RemoteError`].
     pub(crate) async fn read(
         &self,
-        lease: &Lease,
+        lease: &ExtentLease,
         first: u32,
         words: u32,
     ) -> Result<Vec<u64>, RemoteError> {
@@ -200,9 +200,9 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         &self,
         server: ServerId,
         extents: usize,
-    ) -> Result<Lease, RemoteError> {
+    ) -> Result<ExtentLease, RemoteError> {
         self.settle_due().await;
-        let mut lease = Lease::new(&self.space);
+        let mut lease = ExtentLease::new(&self.space);
         for _ in 0..extents {
             let before = lease.extents().last().copied();
             lease.add(self.take((&[server], ExtentUse::Merge), before).await?);
@@ -257,9 +257,9 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
     }
 
     /// A lease that `job` writes to. It is given up unless it is settled.
-    pub(crate) fn hold(&self, mut lease: Lease, job: JobId) -> Held<'_> {
+    pub(crate) fn hold(&self, mut lease: ExtentLease, job: JobId) -> HeldLease<'_> {
         lease.set_settled(false);
-        Held::new(&self.given_up, Doubtful::lent(lease, job))
+        HeldLease::new(&self.given_up, UnresolvedLease::lent(lease, job))
     }
 
     /// A buffer of exactly this many words, at most [`TRANSFER_WORDS`].
@@ -353,7 +353,7 @@ fn may_try_again(error: &FabricError) -> bool {
 }
 
 /// A WRITE in flight.
-struct Posted<F: Fabric> {
+struct ExtentWriteInFlight<F: Fabric> {
     at: GlobalAddr,
     words: Vec<u64>,
     operation: F::Op<Buffer>,
@@ -365,10 +365,10 @@ pub struct ExtentWriter<'c, F: Fabric, L: Layout> {
     purpose: ExtentUse,
     /// In the order in which they are asked for memory.
     servers: Vec<ServerId>,
-    lease: Lease,
+    lease: ExtentLease,
     /// Words written so far.
     words: u64,
-    in_flight: VecDeque<Posted<F>>,
+    in_flight: VecDeque<ExtentWriteInFlight<F>>,
     /// A WRITE that was given up may still land.
     is_in_doubt: bool,
     /// Why the table cannot be finished.
@@ -412,7 +412,7 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
             }
             self.lease.set_settled(false);
             let operation = self.post(at, piece).await?;
-            self.in_flight.push_back(Posted { at, words: piece.to_vec(), operation });
+            self.in_flight.push_back(ExtentWriteInFlight { at, words: piece.to_vec(), operation });
         }
         self.words = end;
         Ok(())
@@ -423,7 +423,7 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
     /// # Errors
     /// [`RemoteError`], also if [`ExtentWriter::append`] has failed before. What the table has
     /// taken is given back: at once, or by [`ExtentClient::settle`] if a WRITE may still land (K3).
-    pub async fn finish(mut self) -> Result<Lease, RemoteError> {
+    pub async fn finish(mut self) -> Result<ExtentLease, RemoteError> {
         if self.client.fabric().breaks(TABLES_LAND_FIRST) {
             self.in_flight.clear();
         }
@@ -434,8 +434,8 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
         }
     }
 
-    fn take_lease(&mut self) -> Lease {
-        std::mem::replace(&mut self.lease, Lease::new(&self.client.space))
+    fn take_lease(&mut self) -> ExtentLease {
+        std::mem::replace(&mut self.lease, ExtentLease::new(&self.client.space))
     }
 
     async fn drain(&mut self) -> Result<(), RemoteError> {
@@ -455,8 +455,8 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
         outcome
     }
 
-    async fn land(&mut self, posted: Posted<F>) -> Result<(), FabricError> {
-        let Posted { at, words, operation } = posted;
+    async fn land(&mut self, posted: ExtentWriteInFlight<F>) -> Result<(), FabricError> {
+        let ExtentWriteInFlight { at, words, operation } = posted;
         let mut outcome = operation.await;
         let mut backoff = Backoff::default();
         for _ in 0..WRITE_ATTEMPTS {
@@ -504,7 +504,7 @@ impl<F: Fabric, L: Layout> Drop for ExtentWriter<'_, F, L> {
     fn drop(&mut self) {
         if !self.lease.is_settled() {
             let lease = self.take_lease();
-            self.client.given_up.add(Doubtful::written(lease));
+            self.client.given_up.add(UnresolvedLease::written(lease));
         }
     }
 }

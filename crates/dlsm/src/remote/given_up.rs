@@ -6,7 +6,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::extent_space::{ExtentSpace, JobId, Lease};
+use super::extent_space::{ExtentLease, ExtentSpace, JobId};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::Layout;
@@ -33,7 +33,7 @@ impl JobId {
 
 /// What may still write to a lease.
 #[derive(Debug)]
-enum Doubt {
+enum PossibleWriter {
     /// WRITEs of this endpoint to these servers.
     Writes(BTreeSet<ServerId>),
     /// A job.
@@ -42,38 +42,38 @@ enum Doubt {
 
 /// A lease that may still be written to.
 #[derive(Debug)]
-pub(super) struct Doubtful {
-    pub(super) lease: Lease,
-    doubt: Doubt,
+pub(super) struct UnresolvedLease {
+    pub(super) lease: ExtentLease,
+    doubt: PossibleWriter,
     /// When the next attempt to settle it is due.
     pub(super) due_ns: u64,
 }
 
-impl Doubtful {
+impl UnresolvedLease {
     /// A lease that was given up with WRITEs in flight.
-    pub(super) fn written(lease: Lease) -> Self {
-        let doubt = Doubt::Writes(lease.servers());
+    pub(super) fn written(lease: ExtentLease) -> Self {
+        let doubt = PossibleWriter::Writes(lease.servers());
         Self { lease, doubt, due_ns: 0 }
     }
 
     /// A lease that a job writes to.
-    pub(super) fn lent(lease: Lease, job: JobId) -> Self {
-        Self { lease, doubt: Doubt::Job(job), due_ns: 0 }
+    pub(super) fn lent(lease: ExtentLease, job: JobId) -> Self {
+        Self { lease, doubt: PossibleWriter::Job(job), due_ns: 0 }
     }
 
     /// Makes sure that nothing is written to the lease.
     async fn settle<F: Fabric, L: Layout>(
         &mut self,
         rpc: &RpcClient<F, L>,
-        servers: &mut Servers,
+        servers: &mut SettleServers,
     ) -> Result<(), RemoteError> {
         match &mut self.doubt {
-            Doubt::Job(_) if rpc.fabric().breaks(JOBS_CLOSED) => Ok(()),
-            Doubt::Job(job) => {
+            PossibleWriter::Job(_) if rpc.fabric().breaks(JOBS_CLOSED) => Ok(()),
+            PossibleWriter::Job(job) => {
                 servers.check(job.server)?;
                 servers.note(job.server, job.close(rpc).await)
             }
-            Doubt::Writes(left) => {
+            PossibleWriter::Writes(left) => {
                 let mut outcome = Ok(());
                 for server in left.clone() {
                     match servers.reset(rpc, server).await {
@@ -87,16 +87,16 @@ impl Doubtful {
     }
 }
 
-/// What one call of [`GivenUp::settle`] knows of the servers.
+/// What one call of [`UnresolvedLeases::settle`] knows of the servers.
 #[derive(Debug, Default)]
-struct Servers {
+struct SettleServers {
     /// Those whose connection was reset: all leases at hand were given up before.
     reset: BTreeSet<ServerId>,
     /// Those that did not answer. They are not waited for again.
     failed: BTreeMap<ServerId, RemoteError>,
 }
 
-impl Servers {
+impl SettleServers {
     fn check(&self, server: ServerId) -> Result<(), RemoteError> {
         self.failed.get(&server).map_or(Ok(()), |error| Err(error.clone()))
     }
@@ -129,22 +129,25 @@ impl Servers {
 
 /// The leases that an endpoint has given up with WRITEs in flight.
 #[derive(Debug, Default)]
-pub(super) struct GivenUp(RefCell<Vec<Doubtful>>);
+pub(super) struct UnresolvedLeases(RefCell<Vec<UnresolvedLease>>);
 
-impl GivenUp {
-    pub(super) fn add(&self, doubtful: Doubtful) {
+impl UnresolvedLeases {
+    pub(super) fn add(&self, doubtful: UnresolvedLease) {
         match doubtful {
-            Doubtful { lease, doubt: Doubt::Job(job), due_ns } => lease.leave_to_space(job, due_ns),
+            UnresolvedLease { lease, doubt: PossibleWriter::Job(job), due_ns } => {
+                lease.leave_to_space(job, due_ns)
+            }
             written => self.0.borrow_mut().push(written),
         }
     }
 
     /// Takes the leases whose attempt is due at `now_ns`, also of jobs of the process.
-    fn take(&self, space: &Arc<ExtentSpace>, now_ns: u64) -> Vec<Held<'_>> {
+    fn take(&self, space: &Arc<ExtentSpace>, now_ns: u64) -> Vec<HeldLease<'_>> {
         let of_jobs = ExtentSpace::take_of_jobs(space, now_ns).into_iter();
-        let mut all: Vec<_> = of_jobs.map(|(job, lease)| Doubtful::lent(lease, job)).collect();
+        let mut all: Vec<_> =
+            of_jobs.map(|(job, lease)| UnresolvedLease::lent(lease, job)).collect();
         all.extend(self.0.borrow_mut().extract_if(.., |doubtful| doubtful.due_ns <= now_ns));
-        all.into_iter().map(|doubtful| Held::new(self, doubtful)).collect()
+        all.into_iter().map(|doubtful| HeldLease::new(self, doubtful)).collect()
     }
 
     /// Makes sure that nothing is written to the leases whose attempt is due at `now_ns`, and gives
@@ -156,7 +159,7 @@ impl GivenUp {
         now_ns: u64,
     ) -> Result<(), RemoteError> {
         let mut outcome = Ok(());
-        let mut servers = Servers::default();
+        let mut servers = SettleServers::default();
         // Dropping them on the way keeps the leases.
         for mut held in self.take(space, now_ns) {
             let Some(doubtful) = &mut held.doubtful else { continue };
@@ -174,25 +177,25 @@ impl GivenUp {
 
 /// A doubtful lease in use, which is given up unless it is settled.
 #[derive(Debug)]
-pub(crate) struct Held<'c> {
-    home: &'c GivenUp,
-    doubtful: Option<Doubtful>,
+pub(crate) struct HeldLease<'c> {
+    home: &'c UnresolvedLeases,
+    doubtful: Option<UnresolvedLease>,
 }
 
-impl<'c> Held<'c> {
-    pub(super) fn new(home: &'c GivenUp, doubtful: Doubtful) -> Self {
+impl<'c> HeldLease<'c> {
+    pub(super) fn new(home: &'c UnresolvedLeases, doubtful: UnresolvedLease) -> Self {
         Self { home, doubtful: Some(doubtful) }
     }
 
     /// The lease, to which nothing is written any more.
-    pub(super) fn settled(mut self) -> Option<Lease> {
+    pub(super) fn settled(mut self) -> Option<ExtentLease> {
         let mut lease = self.doubtful.take()?.lease;
         lease.set_settled(true);
         Some(lease)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldLease<'_> {
     fn drop(&mut self) {
         if let Some(doubtful) = self.doubtful.take() {
             self.home.add(doubtful);

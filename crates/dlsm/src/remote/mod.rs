@@ -9,9 +9,9 @@ mod given_up;
 mod near_merge;
 mod shard_client;
 
-pub use extent_space::{ExtentSpace, Lease};
+pub use extent_space::{ExtentLease, ExtentSpace};
 pub(crate) use extent_space::{ExtentUsage, ExtentUse, JobId};
 pub(crate) use extents::TRANSFER_WORDS;
 pub use extents::{ExtentClient, ExtentWriter};
-pub(crate) use near_merge::NearMerge;
+pub(crate) use near_merge::OffloadedCompaction;
 pub(crate) use shard_client::{ShardClient, ShardLoans, ShardState, divided_shards};

@@ -5,9 +5,9 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::extent_space::{JobId, Lease};
+use super::extent_space::{ExtentLease, JobId};
 use super::extents::ExtentClient;
-use super::given_up::Held;
+use super::given_up::HeldLease;
 use farleaf_fabric::Fabric;
 use farleaf_page::Layout;
 use farleaf_pool::remote::{RemoteError, RpcClient};
@@ -16,14 +16,14 @@ use farleaf_pool::wire::{MergeRequest, Reply};
 /// A merge that a memory server runs. Dropping it on the way leaves its extents to
 /// [`ExtentClient::settle`], which closes it.
 #[derive(Debug)]
-pub(crate) struct NearMerge<'c, F: Fabric, L: Layout> {
+pub(crate) struct OffloadedCompaction<'c, F: Fabric, L: Layout> {
     rpc: &'c RpcClient<F, L>,
-    held: Held<'c>,
+    held: HeldLease<'c>,
     id: JobId,
     steps: u32,
 }
 
-impl<'c, F: Fabric, L: Layout> NearMerge<'c, F, L> {
+impl<'c, F: Fabric, L: Layout> OffloadedCompaction<'c, F, L> {
     /// Begins a job whose outputs go to `lease`.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl<'c, F: Fabric, L: Layout> NearMerge<'c, F, L> {
     pub(crate) async fn begin(
         client: &'c ExtentClient<F, L>,
         id: JobId,
-        lease: Lease,
+        lease: ExtentLease,
         words: Vec<u64>,
     ) -> Result<Self, RemoteError> {
         let merge = Self { rpc: client.rpc(), held: client.hold(lease, id), id, steps: 0 };
@@ -61,7 +61,7 @@ impl<'c, F: Fabric, L: Layout> NearMerge<'c, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`]; the extents are given back once the job is closed.
-    pub(crate) async fn close(self) -> Result<Lease, RemoteError> {
+    pub(crate) async fn close(self) -> Result<ExtentLease, RemoteError> {
         self.id.close(self.rpc).await?;
         let Self { held, id, .. } = self;
         held.settled().ok_or(RemoteError::BadReply { server: id.server })

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Words of one part of a change: 96 KiB.
 const PART_WORDS: usize = 12 << 10;
 /// Words of all tables of a shard.
-const MOST_WORDS: usize = 1 << 24;
+const MAX_WORDS: usize = 1 << 24;
 
 /// What a directory knows of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ async fn all_words<F: Fabric, L: Layout>(
     ask: impl Fn(u64) -> DirectoryRequest,
 ) -> Result<Vec<u64>, RemoteError> {
     let mut all = Vec::new();
-    while all.len() < MOST_WORDS {
+    while all.len() < MAX_WORDS {
         match rpc.ask_harmless(server, &ask(all.len() as u64)).await? {
             Reply::Tables { more: true, words } if !words.is_empty() => all.extend(words),
             Reply::Tables { more: false, words } => {
@@ -212,7 +212,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
         let (shard, server, mut from) = (self.shard, self.home(), 0);
         let bad_reply = RemoteError::BadReply { server };
         let (mut loans, mut held) = (ShardLoans::default(), 0);
-        while held < MOST_WORDS {
+        while held < MAX_WORDS {
             let request = DirectoryRequest::Loans { shard, epoch, from };
             let told = self.rpc().ask_harmless(server, &request).await?;
             let Reply::Tables { more, words } = told else { return Err(bad_reply) };

@@ -1,8 +1,8 @@
 //! Operations of one writer against a `BTreeMap` that keeps every version.
 
 use crate::shard::{Shard, newest_of};
-use farleaf_dlsm::{Cursor, MemTableOptions, SearchKey};
-use farleaf_index::{Action, Answer};
+use farleaf_dlsm::{MemTableCursor, MemTableOptions, SearchKey};
+use farleaf_index::{EditAction, EditAnswer};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ type Bytes = Vec<u8>;
 
 #[derive(Clone, Debug)]
 enum Do {
-    Run(Bytes, Action<Bytes>),
+    Run(Bytes, EditAction<Bytes>),
     /// Closes the table.
     Close,
     /// Remembers a bound, for reading at it later.
@@ -31,14 +31,14 @@ fn value() -> impl Strategy<Value = Bytes> {
     ]
 }
 
-fn action() -> impl Strategy<Value = Action<Bytes>> {
+fn action() -> impl Strategy<Value = EditAction<Bytes>> {
     prop_oneof![
-        Just(Action::Get),
-        value().prop_map(Action::Insert),
-        value().prop_map(Action::Update),
-        value().prop_map(Action::Upsert),
-        Just(Action::Remove),
-        (value(), value()).prop_map(|(old, new)| Action::CompareExchange(old, new)),
+        Just(EditAction::Get),
+        value().prop_map(EditAction::Insert),
+        value().prop_map(EditAction::Update),
+        value().prop_map(EditAction::Upsert),
+        Just(EditAction::Remove),
+        (value(), value()).prop_map(|(old, new)| EditAction::CompareExchange(old, new)),
     ]
 }
 
@@ -62,44 +62,51 @@ impl Model {
     }
 
     /// The expected answer, and the new version of the key.
-    fn decide(&self, key: &[u8], action: &Action<Bytes>) -> (Answer<Bytes>, Option<Option<Bytes>>) {
+    fn decide(
+        &self,
+        key: &[u8],
+        action: &EditAction<Bytes>,
+    ) -> (EditAnswer<Bytes>, Option<Option<Bytes>>) {
         let now = self.at(key, u64::MAX).and_then(|(_, value)| value);
-        let answer = |applied, found| Answer { applied, found };
+        let answer = |applied, found| EditAnswer { applied, found };
         match (action.clone(), now) {
-            (Action::Get, now) => (answer(now.is_some(), now), None),
-            (Action::Upsert(value), _)
-            | (Action::Insert(value), None)
-            | (Action::Update(value), Some(_)) => (answer(true, None), Some(Some(value))),
-            (Action::Remove, Some(_)) => (answer(true, None), Some(None)),
-            (Action::CompareExchange(old, new), Some(now)) if old == now => {
+            (EditAction::Get, now) => (answer(now.is_some(), now), None),
+            (EditAction::Upsert(value), _)
+            | (EditAction::Insert(value), None)
+            | (EditAction::Update(value), Some(_)) => (answer(true, None), Some(Some(value))),
+            (EditAction::Remove, Some(_)) => (answer(true, None), Some(None)),
+            (EditAction::CompareExchange(old, new), Some(now)) if old == now => {
                 (answer(true, None), Some(Some(new)))
             }
-            (Action::CompareExchange(..), now) => (answer(false, now), None),
+            (EditAction::CompareExchange(..), now) => (answer(false, now), None),
             _ => (answer(false, None), None),
         }
     }
 }
 
-fn borrowed(action: &Action<Bytes>) -> Action<&[u8]> {
+fn borrowed(action: &EditAction<Bytes>) -> EditAction<&[u8]> {
     match action {
-        Action::Get => Action::Get,
-        Action::Insert(value) => Action::Insert(value),
-        Action::Update(value) => Action::Update(value),
-        Action::Upsert(value) => Action::Upsert(value),
-        Action::Remove => Action::Remove,
-        Action::CompareExchange(old, new) => Action::CompareExchange(old, new),
+        EditAction::Get => EditAction::Get,
+        EditAction::Insert(value) => EditAction::Insert(value),
+        EditAction::Update(value) => EditAction::Update(value),
+        EditAction::Upsert(value) => EditAction::Upsert(value),
+        EditAction::Remove => EditAction::Remove,
+        EditAction::CompareExchange(old, new) => EditAction::CompareExchange(old, new),
     }
 }
 
 type Seen = (Bytes, u64, Option<Bytes>);
 
-fn under(cursor: &Cursor<'_>) -> Option<Seen> {
+fn under(cursor: &MemTableCursor<'_>) -> Option<Seen> {
     let (key, version) = (cursor.key()?, cursor.version()?);
     Some((key.to_vec(), version.number(), version.value()))
 }
 
 /// Moves the cursor to the end.
-fn walk<'t>(mut cursor: Cursor<'t>, mut step: impl FnMut(&mut Cursor<'t>)) -> Vec<Seen> {
+fn walk<'t>(
+    mut cursor: MemTableCursor<'t>,
+    mut step: impl FnMut(&mut MemTableCursor<'t>),
+) -> Vec<Seen> {
     let all = std::iter::from_fn(|| {
         let seen = under(&cursor)?;
         step(&mut cursor);
@@ -156,7 +163,7 @@ proptest! {
                 let mut expected: Vec<Seen> = model.0.iter().filter_map(here).collect();
                 let mut cursor = table.cursor(bound);
                 cursor.seek_first();
-                prop_assert_eq!(&walk(cursor, Cursor::next), &expected);
+                prop_assert_eq!(&walk(cursor, MemTableCursor::next), &expected);
                 for probe in &probes {
                     let at = expected.partition_point(|(key, ..)| key < probe);
                     cursor.seek(&SearchKey::new(probe));
@@ -166,7 +173,7 @@ proptest! {
                 }
                 cursor.seek_last();
                 expected.reverse();
-                prop_assert_eq!(&walk(cursor, Cursor::prev), &expected);
+                prop_assert_eq!(&walk(cursor, MemTableCursor::prev), &expected);
             }
         }
     }

@@ -1,10 +1,11 @@
 //! A shard that consists only of MemTables.
 
 use farleaf_dlsm::{
-    Edit, Link, MemTable, MemTableOptions, SearchKey, Seat, Sequences, Step, Version, Writer,
+    EditStep, LinkOutcome, MemTable, MemTableEdit, MemTableOptions, MemTableVersion,
+    MemTableWriter, SearchKey, Sequences, WriterSlot,
 };
 use farleaf_fabric::sync::{Arc, Mutex, lock, thread};
-use farleaf_index::{Action, Answer};
+use farleaf_index::{EditAction, EditAnswer};
 
 /// Number of times that a wait lets other threads run before it counts as endless.
 const PATIENCE: u32 = 10_000_000;
@@ -24,9 +25,9 @@ impl Shard {
         Self { sequences, options, tables: Mutex::new(vec![Arc::new(table)]) }
     }
 
-    pub(crate) fn writer(&self, seed: u64) -> Writer {
-        let seat: Seat = Seat::take(&self.sequences).expect("a seat for each writer");
-        Writer::new(seat, seed)
+    pub(crate) fn writer(&self, seed: u64) -> MemTableWriter {
+        let seat: WriterSlot = WriterSlot::take(&self.sequences).expect("a seat for each writer");
+        MemTableWriter::new(seat, seed)
     }
 
     pub(crate) fn tables(&self) -> Vec<Arc<MemTable>> {
@@ -54,29 +55,29 @@ impl Shard {
 
     pub(crate) fn execute(
         &self,
-        writer: &mut Writer,
+        writer: &mut MemTableWriter,
         key: &[u8],
-        action: Action<&[u8]>,
-    ) -> Answer<Vec<u8>> {
+        action: EditAction<&[u8]>,
+    ) -> EditAnswer<Vec<u8>> {
         self.execute_numbered(writer, key, action).0
     }
 
     /// Also returns the number of the version that was linked, if one was.
     pub(crate) fn execute_numbered(
         &self,
-        writer: &mut Writer,
+        writer: &mut MemTableWriter,
         key: &[u8],
-        action: Action<&[u8]>,
-    ) -> (Answer<Vec<u8>>, Option<u64>) {
-        let mut edit = Edit::new(key, action, &self.options).unwrap();
+        action: EditAction<&[u8]>,
+    ) -> (EditAnswer<Vec<u8>>, Option<u64>) {
+        let mut edit = MemTableEdit::new(key, action, &self.options).unwrap();
         let mut number = None;
         loop {
             let tables = self.tables();
             let (table, older) = tables.split_last().unwrap();
             let step = match edit.step(table, writer) {
-                Step::Link(pending) => {
+                EditStep::Link(pending) => {
                     let link = pending.link();
-                    if let Link::Done(linked) = link {
+                    if let LinkOutcome::Done(linked) = link {
                         number = Some(linked);
                     }
                     edit.linked(link)
@@ -84,10 +85,10 @@ impl Shard {
                 other => other,
             };
             match step {
-                Step::Done(answer) => return (answer, number),
-                Step::Again => {}
-                Step::Closed => self.switch(table),
-                Step::NeedBelow => {
+                EditStep::Done(answer) => return (answer, number),
+                EditStep::Again => {}
+                EditStep::Closed => self.switch(table),
+                EditStep::NeedBelow => {
                     self.wait_until_settled(table.first() - 1); // Q5
                     let key = SearchKey::new(key);
                     let value =
@@ -111,7 +112,7 @@ pub(crate) fn newest_of<'t>(
     tables: &'t [Arc<MemTable>],
     key: &SearchKey,
     bound: u64,
-) -> Option<Version<'t>> {
+) -> Option<MemTableVersion<'t>> {
     let mut newest_first = tables.iter().rev().filter(|table| table.may_hold(key));
     newest_first.find_map(|table| table.newest_up_to(key, bound))
 }

@@ -2,10 +2,11 @@
 
 use crate::shard::{Shard, give_way, newest_of};
 use farleaf_dlsm::{
-    Cursor, Kind, Link, MemTable, MemTableOptions, SearchKey, Snapshot, Version, Writer,
+    LinkOutcome, MemTable, MemTableCursor, MemTableOptions, MemTableVersion, MemTableWriter,
+    SearchKey, Snapshot, VersionKind,
 };
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering, thread};
-use farleaf_index::Action;
+use farleaf_index::EditAction;
 use std::collections::BTreeMap;
 
 const WRITERS: u64 = 4;
@@ -21,13 +22,13 @@ fn random(state: &mut u64) -> u64 {
 }
 
 /// Writes `value` to `key`, in the table that accepts it. Returns its number.
-fn put(shard: &Shard, writer: &mut Writer, key: &[u8], value: &[u8]) -> u64 {
+fn put(shard: &Shard, writer: &mut MemTableWriter, key: &[u8], value: &[u8]) -> u64 {
     loop {
         let tables = shard.tables();
         let table = tables.last().unwrap();
-        match table.upsert(writer, &SearchKey::new(key), Kind::Value, value) {
-            Link::Done(number) => return number,
-            Link::Closed => shard.switch(table),
+        match table.upsert(writer, &SearchKey::new(key), VersionKind::Value, value) {
+            LinkOutcome::Done(number) => return number,
+            LinkOutcome::Closed => shard.switch(table),
             other => panic!("{other:?}"),
         }
     }
@@ -42,7 +43,8 @@ fn versions(table: &MemTable) -> BTreeMap<u64, (Vec<u8>, Vec<u8>)> {
     while let Some(key) = cursor.key() {
         let key = key.to_vec();
         assert!(before.as_ref().is_none_or(|before| *before < key), "keys ascend (M3)");
-        let chain: Vec<_> = std::iter::successors(cursor.version(), Version::older).collect();
+        let chain: Vec<_> =
+            std::iter::successors(cursor.version(), MemTableVersion::older).collect();
         assert!(chain.is_sorted_by(|newer, older| newer.number() > older.number()), "Q4");
         for version in chain {
             let value = (key.clone(), version.value().expect("no tombstones"));
@@ -108,7 +110,7 @@ fn no_increment_is_lost() {
     let mut writer = shard.writer(99);
     for counter in 0..COUNTERS {
         let zero = 0_u64.to_be_bytes();
-        assert!(shard.execute(&mut writer, &[counter as u8], Action::Insert(&zero)).applied);
+        assert!(shard.execute(&mut writer, &[counter as u8], EditAction::Insert(&zero)).applied);
     }
     thread::scope(|scope| {
         for number in 0..WRITERS {
@@ -117,14 +119,14 @@ fn no_increment_is_lost() {
                 let (mut writer, mut state) = (shard.writer(number), number);
                 for _ in 0..INCREMENTS {
                     let key = [(random(&mut state) % COUNTERS) as u8];
-                    let mut now = shard.execute(&mut writer, &key, Action::Get).found.unwrap();
+                    let mut now = shard.execute(&mut writer, &key, EditAction::Get).found.unwrap();
                     loop {
                         if random(&mut state).is_multiple_of(64) {
                             shard.switch(shard.tables().last().unwrap());
                         }
                         let next = u64::from_be_bytes(now[..].try_into().unwrap()) + 1;
                         let next = next.to_be_bytes();
-                        let action = Action::CompareExchange(&now[..], &next[..]);
+                        let action = EditAction::CompareExchange(&now[..], &next[..]);
                         let answer = shard.execute(&mut writer, &key, action);
                         match answer.found {
                             Some(found) => now = found,
@@ -136,7 +138,7 @@ fn no_increment_is_lost() {
         }
     });
     let count = |counter: u64| {
-        let value = shard.execute(&mut writer, &[counter as u8], Action::Get).found.unwrap();
+        let value = shard.execute(&mut writer, &[counter as u8], EditAction::Get).found.unwrap();
         u64::from_be_bytes(value.try_into().unwrap())
     };
     assert_eq!((0..COUNTERS).map(count).sum::<u64>(), WRITERS * INCREMENTS);
@@ -158,7 +160,8 @@ fn one_insert_and_one_remove_succeed_in_turn() {
                         shard.switch(shard.tables().last().unwrap());
                     }
                     let is_insert = random(&mut state).is_multiple_of(2);
-                    let action = if is_insert { Action::Insert(&b"x"[..]) } else { Action::Remove };
+                    let action =
+                        if is_insert { EditAction::Insert(&b"x"[..]) } else { EditAction::Remove };
                     let applied = shard.execute(&mut writer, b"the key", action).applied;
                     i64::from(applied) * if is_insert { 1 } else { -1 }
                 };
@@ -169,7 +172,7 @@ fn one_insert_and_one_remove_succeed_in_turn() {
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     let mut writer = shard.writer(7);
-    let there = shard.execute(&mut writer, b"the key", Action::Get).applied;
+    let there = shard.execute(&mut writer, b"the key", EditAction::Get).applied;
     assert_eq!(sum, i64::from(there), "inserts that were applied less removes that were");
 }
 
@@ -177,7 +180,7 @@ fn one_insert_and_one_remove_succeed_in_turn() {
 #[test]
 fn snapshots_stay_as_they_are_while_others_write() {
     const KEYS: u64 = 200;
-    const MOST_WRITES: u64 = 30_000;
+    const MAX_WRITES: u64 = 30_000;
     let shard = Shard::new(WRITERS as usize, small());
     let ended = AtomicBool::new(false);
     // By writer: the last write that has ended.
@@ -195,7 +198,7 @@ fn snapshots_stay_as_they_are_while_others_write() {
             scope.spawn(move || {
                 let (mut writer, mut state) = (shard.writer(number), number);
                 let mut write = 0_u64;
-                while write < MOST_WRITES && !ended.load(Ordering::Relaxed) {
+                while write < MAX_WRITES && !ended.load(Ordering::Relaxed) {
                     write += 1;
                     // Each writer has its own keys.
                     let key = random(&mut state) % (KEYS / WRITERS) * WRITERS + number;
@@ -223,8 +226,9 @@ fn snapshots_stay_as_they_are_while_others_write() {
             assert_eq!(read_all(&tables, snapshot.bound()), first, "the snapshot has changed");
             // Up and down through one table during writes.
             let table = tables.last().unwrap();
-            let seen =
-                |cursor: &Cursor<'_>| Some((cursor.key()?.to_vec(), cursor.version()?.number()));
+            let seen = |cursor: &MemTableCursor<'_>| {
+                Some((cursor.key()?.to_vec(), cursor.version()?.number()))
+            };
             let mut cursor = table.cursor(snapshot.bound());
             cursor.seek_first();
             let mut up = Vec::new();

@@ -4,13 +4,13 @@
 use super::shards::{Options, Small, options, sharded};
 use super::tree::KINDS;
 use super::work::check_extents;
-use farleaf_dlsm::{DlsmOptions, MergePlace, Shard, ShardedDlsm};
+use farleaf_dlsm::{DlsmOptions, LsmShard, MergePlace, ShardedDlsm};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, ServerId};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, Reshape, Scan};
-use farleaf_page::Named;
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, Reshape, ScanResult};
+use farleaf_page::NamedLayout;
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::wire::{DirectoryRequest, Refusal, Reply};
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
@@ -39,13 +39,13 @@ async fn fill(index: &impl RangeIndex<Key = [u8], Value = [u8]>) {
 }
 
 /// Tables of `shard`: all, and those that it has borrowed.
-fn tables(shard: &Shard) -> (usize, usize) {
+fn tables(shard: &LsmShard) -> (usize, usize) {
     let tables = shard.tables();
     let borrowed = tables.iter().filter(|table| table.extents.is_empty()).count();
     (tables.len(), borrowed)
 }
 
-fn lent_only(shard: &Shard) -> usize {
+fn lent_only(shard: &LsmShard) -> usize {
     let own = shard.tables().iter().map(|table| table.extents.len()).sum::<usize>();
     shard.used_extents().len() - own
 }
@@ -72,8 +72,8 @@ fn what_is_lent_comes_back(provider: &AnyProvider, tree: DlsmOptions) {
         let check = async |model: &BTreeMap<Vec<u8>, Vec<u8>>| {
             let expected: Vec<_> =
                 model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-            assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), expected);
-            let mut backwards = index.scan(&Scan::range(..).reverse()).await.unwrap();
+            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected);
+            let mut backwards = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
             backwards.reverse();
             assert_eq!(backwards, expected);
             for number in 0..400 {
@@ -352,6 +352,9 @@ fn a_load_knows_of_divisions_that_not_all_know() {
         for (key, value) in records() {
             assert_eq!(index.get(&key).await.unwrap(), Some(value));
         }
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), records().collect::<Vec<_>>());
+        assert_eq!(
+            index.scan(&ScanResult::range(..)).await.unwrap(),
+            records().collect::<Vec<_>>()
+        );
     });
 }

@@ -7,12 +7,12 @@
 
 use super::tree::{KINDS, compute, setup};
 use super::work::{beside_workers, check_extents, key, open};
-use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
+use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_index::{IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::server::MemoryServerConfig;
@@ -67,9 +67,9 @@ async fn fill(
 
 async fn check(index: &impl RangeIndex<Key = [u8], Value = [u8]>, model: &Model) {
     let mut expected: Vec<_> = model.clone().into_iter().collect();
-    assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), expected);
+    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected);
     expected.reverse();
-    assert_eq!(index.scan(&Scan::range(..).reverse()).await.unwrap(), expected);
+    assert_eq!(index.scan(&ScanResult::range(..).reverse()).await.unwrap(), expected);
     for (key, value) in model {
         assert_eq!(index.get(key).await.unwrap().as_ref(), Some(value));
     }
@@ -118,7 +118,7 @@ async fn rounds(index: &impl IndexAdmin<Key = [u8], Value = [u8]>, model: &mut M
 
 /// The next process finds what was flushed.
 async fn taken_over<F: Fabric>(fabric: &F, options: &DlsmOptions, model: &Model) {
-    let other: Arc<Shard> = compute(options);
+    let other: Arc<LsmShard> = compute(options);
     Dlsm::take_over::<_, Small>(fabric.clone(), &other).await.unwrap();
     check_extents(&other);
     let index = open(fabric, &other).await;

@@ -9,7 +9,7 @@ use farleaf_dlsm::{Dlsm, DlsmOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{RangeIndex, Scan};
+use farleaf_index::{RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{local, sim};
@@ -26,7 +26,7 @@ async fn head<F: Fabric>(
     number: u64,
 ) -> (u64, u64) {
     let cost = spent(fabric, async {
-        let found = index.scan(&Scan::range(..).limit(1)).await.unwrap();
+        let found = index.scan(&ScanResult::range(..).limit(1)).await.unwrap();
         assert_eq!(found, [(key(number).to_vec(), number.to_be_bytes().to_vec())]);
     });
     let cost = cost.await;
@@ -55,7 +55,10 @@ fn a_scan_of_the_head_reads_little() {
         let (reads, bytes) = head(&fabric, &index, REMOVED).await;
         println!("the first scan READs {first:?}, then {reads} READs, {bytes} bytes");
         assert!(reads <= 20 && bytes <= 64 << 10, "{reads} READs, {bytes} bytes");
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len() as u64, INSERTED - REMOVED);
+        assert_eq!(
+            index.scan(&ScanResult::range(..)).await.unwrap().len() as u64,
+            INSERTED - REMOVED
+        );
         check_extents(tree);
         // A queue: each scan is cheap, and what is removed leaves nothing.
         let (mut most, mut all) = ((0, 0), 0);
@@ -70,7 +73,10 @@ fn a_scan_of_the_head_reads_little() {
         println!("in a queue at most {most:?} a scan, {} bytes on average", all / 20_000);
         // Without background tasks, the scan that has met too much merges it as well.
         assert!(all / 20_000 <= 64 << 10, "{} bytes a scan", all / 20_000);
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len() as u64, INSERTED - REMOVED);
+        assert_eq!(
+            index.scan(&ScanResult::range(..)).await.unwrap().len() as u64,
+            INSERTED - REMOVED
+        );
         check_extents(tree);
     });
 }
@@ -94,7 +100,7 @@ fn background_tasks_merge_the_heads_of_queues() {
         fabric.sleep(50_000_000).await;
         let (reads, bytes) = head(fabric, &index, 19_900).await;
         assert!(reads <= 20 && bytes <= 64 << 10, "{reads} READs, {bytes} bytes");
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 100);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 100);
     });
     check_extents(tree);
 }

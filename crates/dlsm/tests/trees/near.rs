@@ -2,14 +2,14 @@
 
 use super::tree::{KINDS, compute, key, paper, setup, tiny, value};
 use super::work::check_extents;
-use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace, Shard, TableView};
+use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard, MergePlace, TableView};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, ServerId};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
-use farleaf_page::table::{Clip, IndexKind, JobTable, MergeJob, Meta};
+use farleaf_page::table::{Clip, CompactionOrder, IndexKind, JobTable, SsTableMeta};
 use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::{MergeRequest, PoolRequest, Refusal, Reply};
@@ -88,7 +88,7 @@ fn near_merges_move_only_indexes() {
     }
 }
 
-fn job_of(tables: &[TableView], extents: &[u64]) -> MergeJob {
+fn job_of(tables: &[TableView], extents: &[u64]) -> CompactionOrder {
     let table = |view: &TableView| {
         vec![JobTable {
             id: view.meta.footer.table,
@@ -97,7 +97,7 @@ fn job_of(tables: &[TableView], extents: &[u64]) -> MergeJob {
             pieces: view.pieces.iter().map(|(at, words)| (at.offset(), *words)).collect(),
         }]
     };
-    MergeJob {
+    CompactionOrder {
         sources: tables.iter().map(table).collect(),
         range: Clip::default(),
         snapshots: Vec::new(),
@@ -115,7 +115,7 @@ fn job_of(tables: &[TableView], extents: &[u64]) -> MergeJob {
 /// A tree with at least three tables in level 0, on one server.
 async fn three_tables<F: Fabric>(
     fabric: &F,
-    tree: &Arc<Shard>,
+    tree: &Arc<LsmShard>,
 ) -> impl IndexAdmin<Key = [u8], Value = [u8]> {
     let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
     for round in 0..3_u64 {
@@ -191,7 +191,7 @@ fn a_memory_server_refuses_jobs_that_make_no_sense() {
         for table in tree.tables() {
             assert!(tables.iter().any(|before| before.meta == table.meta));
         }
-        assert_eq!(_index.scan(&Scan::range(..)).await.unwrap().len(), 20);
+        assert_eq!(_index.scan(&ScanResult::range(..)).await.unwrap().len(), 20);
     });
 }
 
@@ -209,13 +209,13 @@ fn refused_merges_leave_no_trace() {
         let ask = async |request: MergeRequest| rpc.ask(SERVER, &request).await;
         let refused = |refusal| Err(RemoteError::Refused { server: SERVER, refusal });
         let good = job_of(&tables, &[tables[0].pieces[0].0.offset()]);
-        let begin = |owner, job, description: &MergeJob| MergeRequest::Begin {
+        let begin = |owner, job, description: &CompactionOrder| MergeRequest::Begin {
             owner,
             job,
             words: description.encode(),
         };
         let empty = job_of(&[], &good.extents);
-        let endless = MergeJob { first_output: u64::MAX - 1, ..good.clone() };
+        let endless = CompactionOrder { first_output: u64::MAX - 1, ..good.clone() };
         for owner in 1..100 {
             for (job, description) in [(1, &empty), (0, &good), (1, &endless)] {
                 let begun = ask(begin(owner, job, description)).await;
@@ -271,7 +271,7 @@ fn steps_can_be_repeated() {
                 assert_eq!(ended, Err(RemoteError::OutOfMemory { server: SERVER }));
             } else {
                 assert_eq!(ended, Ok(()));
-                let meta = Meta::decode(&mut &outputs[..]).unwrap();
+                let meta = SsTableMeta::decode(&mut &outputs[..]).unwrap();
                 assert_eq!((meta.footer.records, meta.footer.table, meta.level), (20, 1_000, 1));
                 let next = MergeRequest::Step { owner: 7, job, step: number + 1 };
                 assert!(ask(next).await.is_err(), "all is merged");

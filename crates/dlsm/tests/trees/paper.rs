@@ -5,7 +5,7 @@
 //! `cargo test -p farleaf-suites --test bytes -- --ignored --nocapture papers_shape`
 
 use super::tree::{compute, paper, setup, value};
-use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace, Shard};
+use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard, MergePlace};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{Design, RangeIndex};
@@ -57,7 +57,7 @@ async fn lookups<F: Fabric>(
 
 /// Changes records until a merge has emptied level 0: how many tables it has at the end of a fill
 /// is chance, and each of them costs lookups false positives.
-async fn empty_level0(tree: &Shard, index: &impl RangeIndex<Key = [u8], Value = [u8]>) {
+async fn empty_level0(tree: &LsmShard, index: &impl RangeIndex<Key = [u8], Value = [u8]>) {
     let mut number = 0;
     while tree.levels()[0].0 > 0 {
         for _ in 0..200 {

@@ -9,9 +9,10 @@ use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, Fabric, Work};
 use farleaf_index::partition::{ComputePool, end_former_life, fence_former_life};
 use farleaf_index::{
-    Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned, RangeIndex, Scan,
+    Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned, RangeIndex,
+    ScanResult,
 };
-use farleaf_page::{Action, Bytes, LeafEdit, Named};
+use farleaf_page::{Bytes, EditAction, LeafEdit, NamedLayout};
 use farleaf_pool::wire::RecordRoom;
 use farleaf_suites::conformance::{self, Setup};
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, simulated, tcp};
@@ -133,7 +134,7 @@ fn a_scan_sees_all_shards_as_of_one_moment() {
                 return scans;
             }
             for round in 0..300 {
-                let scan = Scan::range(..);
+                let scan = ScanResult::range(..);
                 let scan = if round % 2 == 0 { scan } else { scan.reverse() };
                 fabric.charge(Work::Client).await; // as drivers do, so that time passes
                 let records = index.scan(&scan).await.unwrap();
@@ -188,7 +189,7 @@ fn the_next_life_finds_what_was_flushed() {
             // Its own beginning counts as a part of the life that is ended next.
             end_former_life::<ShardedDlsm, _, Small>(fabric.clone(), 0, range).await.unwrap();
             let index = open(next, fabric).await.unwrap();
-            let found = index.scan(&Scan::range(..)).await.unwrap();
+            let found = index.scan(&ScanResult::range(..)).await.unwrap();
             index.upsert(&numbered(99), b"new").await.unwrap();
             index.flush().await.unwrap();
             found
@@ -292,13 +293,13 @@ fn a_scan_for_a_message_ends_when_the_message_is_full() {
         let value = [7; 100];
         for number in 0..80 {
             let key = numbered(number);
-            let edit = LeafEdit { key: &key[..], action: Action::Upsert(&value[..]) };
+            let edit = LeafEdit { key: &key[..], action: EditAction::Upsert(&value[..]) };
             part.execute(edit).await.unwrap();
         }
         part.flush().await.unwrap();
         for reverse in [false, true] {
             let order = |place| numbered(if reverse { 79 - place } else { place });
-            let mut scan = Scan { reverse, ..Scan::range(..).limit(1_000) };
+            let mut scan = ScanResult { reverse, ..ScanResult::range(..).limit(1_000) };
             let mut out = Vec::new();
             part.scan_some(&scan, 1_000, &mut out).await.unwrap();
             let bytes = |out: &[(Vec<u8>, Vec<u8>)]| {
@@ -413,7 +414,7 @@ fn no_death_leaves_older_or_other_values() {
                 end_former_life::<ShardedDlsm, _, Small>(fabric.clone(), 0, range).await.unwrap();
                 let index =
                     <ShardedDlsm as Design<Small>>::open(fabric.clone(), next).await.unwrap();
-                let found = index.scan(&Scan::range(..)).await.unwrap();
+                let found = index.scan(&ScanResult::range(..)).await.unwrap();
                 end_former_life::<ShardedDlsm, _, Small>(fabric, 0, range).await.unwrap();
                 found
             });

@@ -1,13 +1,13 @@
 //! Flushes and merges of dLSM: beside one another, in the background, and given up half-way.
 
 use super::tree::{KINDS, compute, setup, tiny};
-use farleaf_dlsm::{Dlsm, DlsmOptions, Shard};
+use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard};
 use farleaf_dlsm::{ExtentClient, ExtentSpace};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::{AnyFabric, Cluster, Fabric};
-use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::remote::{RemoteError, RpcClient};
@@ -32,7 +32,7 @@ fn options() -> DlsmOptions {
 
 pub(super) async fn open<F: Fabric>(
     fabric: &F,
-    tree: &Arc<Shard>,
+    tree: &Arc<LsmShard>,
 ) -> impl IndexAdmin<Key = [u8], Value = [u8]> {
     <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap()
 }
@@ -44,7 +44,7 @@ async fn pool_bytes<F: Fabric>(fabric: &F) -> u64 {
 }
 
 /// Every extent is in a table of the tree, free or resting.
-pub(super) fn check_extents(tree: &Shard) {
+pub(super) fn check_extents(tree: &LsmShard) {
     let used = tree.used_extents().len() as u64;
     let (usage, unused) = (tree.extents(), tree.unused_extents().len() as u64);
     assert_eq!((usage.leased, usage.lost), (used, 0), "{usage:?}");
@@ -88,7 +88,7 @@ fn a_large_memtable_becomes_several_tables() {
             assert!(tables.len() >= 3 && tree.counts().flushes == 1, "{:?}", tree.counts());
             let ascend = tables.windows(2).all(|two| two[0].meta.largest < two[1].meta.smallest);
             assert!(ascend && tables.iter().all(|table| table.meta.footer.data_words < 300));
-            assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 60);
+            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 60);
             for number in 0..60 {
                 let value = index.get(&key(number * 7 % 60)).await.unwrap();
                 assert_eq!(value, Some(vec![number as u8; 100]));
@@ -283,7 +283,7 @@ fn waiting_writers_keep_no_tables() {
 /// the clients have ended.
 pub(super) fn beside_workers(
     setup: &Setup<'_, AnyProvider, DlsmOptions>,
-    tree: &Arc<Shard>,
+    tree: &Arc<LsmShard>,
     workers: usize,
     clients: &[u16],
     body: impl AsyncFn(&AnyFabric, usize) + Sync,

@@ -2,7 +2,9 @@
 
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
-use crate::{Backing, Call, Calls, Cpu, MAX_MESSAGE_BYTES, Message, ReplySink, RpcService, Work};
+use crate::{
+    Calls, Cpu, MAX_MESSAGE_BYTES, Message, RegionBacking, ReplySink, RpcService, ServiceCall, Work,
+};
 
 /// The service of the suite's memory servers.
 ///
@@ -22,8 +24,8 @@ const REPLY_OF: u8 = 4;
 const WORK: u8 = 5;
 
 /// Limits on a reply's length, in bytes, and on nodes to visit. Requests beyond them are invalid.
-const LONGEST_REPLY: u64 = 2 * MAX_MESSAGE_BYTES as u64;
-const MOST_WORK: u64 = 10_000;
+const MAX_REPLY: u64 = 2 * MAX_MESSAGE_BYTES as u64;
+const MAX_WORK: u64 = 10_000;
 
 impl TestService {
     /// A server with `bytes` bytes of zeroed memory, a multiple of 4096, which other processes can
@@ -32,7 +34,7 @@ impl TestService {
     /// # Panics
     /// If the memory cannot be allocated.
     pub fn new(bytes: usize) -> Arc<Self> {
-        let backing = Backing::Shared { huge_pages: false };
+        let backing = RegionBacking::Shared { huge_pages: false };
         let region = Region::with_backing(bytes, backing).expect("a small region");
         Arc::new(Self { region: Arc::new(region) })
     }
@@ -102,10 +104,10 @@ impl RpcService for TestService {
                 cpu.charge(Work::VisitNode).await;
                 self.word(*offset).map(|word| word.fetch_add(*delta, Ordering::AcqRel))
             }
-            (REPLY_OF, [bytes]) if *bytes <= LONGEST_REPLY => {
+            (REPLY_OF, [bytes]) if *bytes <= MAX_REPLY => {
                 return reply.resize(*bytes as usize, 7);
             }
-            (WORK, [nodes]) if *nodes <= MOST_WORK => {
+            (WORK, [nodes]) if *nodes <= MAX_WORK => {
                 for _ in 0..*nodes {
                     cpu.charge(Work::VisitNode).await;
                 }
@@ -156,7 +158,7 @@ impl Calls for LateService {
         None
     }
 
-    async fn call<C: Cpu>(&self, cpu: &C, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, cpu: &C, call: ServiceCall<'_>) {
         cpu.charge(Work::VisitNode).await;
         if let Some((&KEEP, answer)) = call.request.split_first() {
             let answer = Message::from_slice(answer);

@@ -19,10 +19,10 @@
 //! *Thread safety*: an endpoint's thread.
 
 use super::lost;
-use super::slots::Slots;
+use super::slots::OpSlots;
 use crate::handshake::{
-    HandshakeError, HandshakeMessage, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce,
-    Refusal, Token, Wanted,
+    ExpectedPeer, HandshakeError, HandshakeMessage, HandshakeRefusal, Initiator, InitiatorStep,
+    NO_FENCES, Nonce, PeerIdentity, Token,
 };
 use crate::{FabricError, ServerId};
 use std::io;
@@ -30,11 +30,11 @@ use std::task::{Context, Poll, Waker};
 
 /// The pause after the first failed attempt, and the longest pause, in nanoseconds.
 const FIRST_BACKOFF_NS: u64 = 1_000_000;
-const LONGEST_BACKOFF_NS: u64 = 200_000_000;
+const MAX_BACKOFF_NS: u64 = 200_000_000;
 
 /// State of a connection.
 #[derive(Debug)]
-enum State {
+enum ConnectionState {
     Closed,
     Connecting { deadline_ns: u64 },
     Greeting { initiator: Box<Initiator> },
@@ -44,7 +44,7 @@ enum State {
 
 /// The state without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum ConnectionPhase {
     /// There is no connection.
     Closed,
     /// The socket is being connected.
@@ -59,7 +59,7 @@ pub(super) enum Phase {
 
 /// The result of a handshake message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Greeted {
+pub(super) enum HandshakeProgress {
     /// Send this reply.
     Send(HandshakeMessage),
     /// The server has admitted us.
@@ -75,9 +75,9 @@ pub(super) struct AttemptCounts {
 
 /// The life cycle of a connection to one server.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct ServerConnection {
     server: ServerId,
-    state: State,
+    state: ConnectionState,
     /// The fence count for the next hello.
     fences: u64,
     /// Whether a reset waits for it to open, even if nothing is to be sent.
@@ -94,12 +94,12 @@ pub(super) struct Connection {
     waiters: Vec<Waker>,
 }
 
-impl Connection {
+impl ServerConnection {
     /// A closed connection.
     pub(super) fn new(server: ServerId) -> Self {
         Self {
             server,
-            state: State::Closed,
+            state: ConnectionState::Closed,
             fences: NO_FENCES,
             wanted: false,
             failures: 0,
@@ -119,13 +119,13 @@ impl Connection {
 
     /// Its current phase.
     #[inline]
-    pub(super) fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> ConnectionPhase {
         match self.state {
-            State::Closed => Phase::Closed,
-            State::Connecting { .. } => Phase::Connecting,
-            State::Greeting { .. } => Phase::Greeting,
-            State::Preparing { .. } => Phase::Preparing,
-            State::Open => Phase::Open,
+            ConnectionState::Closed => ConnectionPhase::Closed,
+            ConnectionState::Connecting { .. } => ConnectionPhase::Connecting,
+            ConnectionState::Greeting { .. } => ConnectionPhase::Greeting,
+            ConnectionState::Preparing { .. } => ConnectionPhase::Preparing,
+            ConnectionState::Open => ConnectionPhase::Open,
         }
     }
 
@@ -138,7 +138,7 @@ impl Connection {
     pub(super) fn admit<P: Default>(
         &mut self,
         is_verb: bool,
-        slots: &Slots<P>,
+        slots: &OpSlots<P>,
     ) -> Result<(), FabricError> {
         if let Some(dead) = &self.dead {
             return Err(dead.clone());
@@ -155,12 +155,11 @@ impl Connection {
     /// When it must be checked again if nothing else happens first.
     pub(super) fn deadline_ns(&self, has_work: bool) -> Option<u64> {
         match &self.state {
-            State::Closed if self.wanted || has_work => Some(self.retry_at_ns),
-            State::Connecting { deadline_ns } | State::Preparing { deadline_ns } => {
-                Some(*deadline_ns)
-            }
-            State::Greeting { initiator } => Some(initiator.deadline_ns()),
-            State::Closed | State::Open => None,
+            ConnectionState::Closed if self.wanted || has_work => Some(self.retry_at_ns),
+            ConnectionState::Connecting { deadline_ns }
+            | ConnectionState::Preparing { deadline_ns } => Some(*deadline_ns),
+            ConnectionState::Greeting { initiator } => Some(initiator.deadline_ns()),
+            ConnectionState::Closed | ConnectionState::Open => None,
         }
     }
 
@@ -172,7 +171,7 @@ impl Connection {
 
     /// Records that a socket is being connected.
     pub(super) fn connecting(&mut self, deadline_ns: u64) {
-        self.state = State::Connecting { deadline_ns };
+        self.state = ConnectionState::Connecting { deadline_ns };
     }
 
     /// Begins the handshake once the socket is connected; returns the first message.
@@ -182,14 +181,14 @@ impl Connection {
     pub(super) fn greet(
         &mut self,
         token: &Token,
-        me: Identity,
-        wanted: Wanted,
+        me: PeerIdentity,
+        wanted: ExpectedPeer,
     ) -> io::Result<HandshakeMessage> {
         let deadline_ns = self.deadline_ns(true).unwrap_or(0);
         let nonce = Nonce::draw()?;
         let initiator = Initiator::new(token, me, self.fences, wanted, nonce, deadline_ns);
         let hello = *initiator.hello();
-        self.state = State::Greeting { initiator: Box::new(initiator) };
+        self.state = ConnectionState::Greeting { initiator: Box::new(initiator) };
         Ok(hello)
     }
 
@@ -203,11 +202,13 @@ impl Connection {
         message: &HandshakeMessage,
         now_ns: u64,
         is_known: impl FnOnce(u64) -> bool,
-    ) -> Result<Greeted, FabricError> {
+    ) -> Result<HandshakeProgress, FabricError> {
         let server = self.server;
-        let State::Greeting { initiator } = &mut self.state else { return Err(lost(server)) };
+        let ConnectionState::Greeting { initiator } = &mut self.state else {
+            return Err(lost(server));
+        };
         match initiator.receive(message, now_ns) {
-            Ok(InitiatorStep::Send(proof)) => Ok(Greeted::Send(proof)),
+            Ok(InitiatorStep::Send(proof)) => Ok(HandshakeProgress::Send(proof)),
             Ok(InitiatorStep::Open { peer, fences }) => {
                 if !is_known(peer.epoch) {
                     let error = FabricError::Restarted { server };
@@ -215,10 +216,10 @@ impl Connection {
                     return Err(error);
                 }
                 self.fences = fences;
-                Ok(Greeted::Welcome)
+                Ok(HandshakeProgress::Welcome)
             }
             // A fenced endpoint is only told that it is cut off (F10).
-            Err(HandshakeError::TimedOut | HandshakeError::Refused(Refusal::Fenced)) => {
+            Err(HandshakeError::TimedOut | HandshakeError::Refused(HandshakeRefusal::Fenced)) => {
                 Err(lost(server))
             }
             Err(why) => Err(FabricError::NotLetIn { server, why }),
@@ -227,12 +228,12 @@ impl Connection {
 
     /// Records that the transport is being prepared.
     pub(super) fn preparing(&mut self, deadline_ns: u64) {
-        self.state = State::Preparing { deadline_ns };
+        self.state = ConnectionState::Preparing { deadline_ns };
     }
 
     /// Records that operations can use it.
     pub(super) fn open(&mut self) {
-        self.state = State::Open;
+        self.state = ConnectionState::Open;
         self.failures = 0;
         self.attempts.opened += 1;
         self.wanted = false;
@@ -241,11 +242,11 @@ impl Connection {
 
     /// Records a loss or a failed attempt; after a failed attempt, the next one backs off.
     pub(super) fn fail(&mut self, now_ns: u64, error: &FabricError) {
-        if matches!(self.state, State::Open) {
+        if matches!(self.state, ConnectionState::Open) {
             self.retry_at_ns = 0;
         } else {
             let backoff_ns = FIRST_BACKOFF_NS << self.failures.min(10);
-            self.retry_at_ns = now_ns + backoff_ns.min(LONGEST_BACKOFF_NS);
+            self.retry_at_ns = now_ns + backoff_ns.min(MAX_BACKOFF_NS);
             self.failures += 1;
             self.attempts.failed += 1;
             self.wanted = false;
@@ -256,7 +257,7 @@ impl Connection {
     }
 
     fn close(&mut self) {
-        self.state = State::Closed;
+        self.state = ConnectionState::Closed;
         self.is_tainted = true;
     }
 
@@ -304,7 +305,7 @@ mod tests {
     /// reopened at once.
     #[test]
     fn attempts_back_off() {
-        let mut connection = Connection::new(ServerId::new(0));
+        let mut connection = ServerConnection::new(ServerId::new(0));
         let error = lost(ServerId::new(0));
         assert_eq!(connection.deadline_ns(false), None);
         assert!(connection.is_due(true, 0));

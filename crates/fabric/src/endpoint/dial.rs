@@ -1,4 +1,4 @@
-//! A link that is brought up over a TCP socket: it adds the socket to a `Connection`.
+//! A link that is brought up over a TCP socket: it adds the socket to a `ServerConnection`.
 //!
 //! *Invariants*: endpoint.K2. When the connection ends, the transport first releases all buffers;
 //! then every unfinished operation that was posted over it ends. endpoint.K3. The transport gets
@@ -6,10 +6,10 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use super::connection::{AttemptCounts, Connection, Greeted, Phase};
-use super::{Inner, Link, LinkContext, Peers, Slots, Transport, lost};
-use crate::handshake::{Gather, HandshakeMessage, Wanted};
-use crate::sockets::{Heard, connect_socket, next_message};
+use super::connection::{AttemptCounts, ConnectionPhase, HandshakeProgress, ServerConnection};
+use super::{EndpointInner, LinkContext, OpSlots, Peers, ServerLink, Transport, lost};
+use crate::handshake::{ExpectedPeer, HandshakeMessage, MessageAssembler};
+use crate::sockets::{SocketRead, connect_socket, next_message};
 use crate::{FabricError, ServerId};
 use rustix::event::epoll::EventFlags;
 use std::fmt::Debug;
@@ -25,7 +25,7 @@ pub trait Dials: Transport {
 
 /// The state of a wire after a step of bringing it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ready {
+pub enum BringUpState {
     /// Operations can use it.
     Now,
     /// The server has yet to answer.
@@ -34,12 +34,12 @@ pub enum Ready {
 
 /// The connection is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lost;
+pub struct ConnectionLost;
 
 /// A transport's use of the connection to one server, once it is brought up.
 pub trait Carrier<X: Dials>: Debug {
     /// Queues a posted operation; returns whether the link should be driven now.
-    fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>) -> bool;
+    fn enqueue(&mut self, id: u64, slots: &mut OpSlots<X::Progress>) -> bool;
 
     /// Whether anything is to be sent.
     fn has_work(&self) -> bool;
@@ -52,7 +52,7 @@ pub trait Carrier<X: Dials>: Debug {
         &mut self,
         socket: &mut TcpStream,
         context: &LinkContext<'_, X>,
-    ) -> Result<Ready, Lost>;
+    ) -> Result<BringUpState, ConnectionLost>;
 
     /// Handles the answer to the message of [`Carrier::welcomed`], if there is one.
     ///
@@ -62,9 +62,9 @@ pub trait Carrier<X: Dials>: Debug {
         &mut self,
         message: &HandshakeMessage,
         context: &LinkContext<'_, X>,
-    ) -> Result<Ready, Lost> {
+    ) -> Result<BringUpState, ConnectionLost> {
         let _ = (message, context);
-        Err(Lost)
+        Err(ConnectionLost)
     }
 
     /// Handles input on the socket of the open connection.
@@ -74,9 +74,9 @@ pub trait Carrier<X: Dials>: Debug {
     fn receive(
         &mut self,
         socket: &mut TcpStream,
-        slots: &mut Slots<X::Progress>,
+        slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
-    ) -> Result<(), Lost>;
+    ) -> Result<(), ConnectionLost>;
 
     /// Polls for completions that do not come over the socket; returns whether there were any.
     ///
@@ -84,9 +84,9 @@ pub trait Carrier<X: Dials>: Debug {
     /// The connection is lost.
     fn poll(
         &mut self,
-        slots: &mut Slots<X::Progress>,
+        slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
-    ) -> Result<bool, Lost> {
+    ) -> Result<bool, ConnectionLost> {
         let _ = (slots, context);
         Ok(false)
     }
@@ -98,19 +98,19 @@ pub trait Carrier<X: Dials>: Debug {
     fn send(
         &mut self,
         socket: &mut TcpStream,
-        slots: &mut Slots<X::Progress>,
+        slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
-    ) -> Result<(), Lost>;
+    ) -> Result<(), ConnectionLost>;
 
-    /// [`Link::arm`], of an open connection.
+    /// [`ServerLink::arm`], of an open connection.
     fn arm(&mut self) -> bool {
         false
     }
 
-    /// [`Link::disarm`], of an open connection.
+    /// [`ServerLink::disarm`], of an open connection.
     fn disarm(&mut self) {}
 
-    /// [`Link::is_busy`], of an open connection.
+    /// [`ServerLink::is_busy`], of an open connection.
     fn is_busy(&self) -> bool {
         false
     }
@@ -124,20 +124,25 @@ pub trait Carrier<X: Dials>: Debug {
 
 /// A link that is brought up over a TCP socket.
 #[derive(Debug)]
-pub struct Dialled<W> {
-    connection: Connection,
+pub struct DialledLink<W> {
+    connection: ServerConnection,
     // Declared before the socket, so that it is dropped first: the end of the socket tells the
     // server that this side is done.
     wire: W,
     /// `Some` unless the connection is closed.
     socket: Option<TcpStream>,
-    gather: Gather,
+    gather: MessageAssembler,
 }
 
-impl<W> Dialled<W> {
+impl<W> DialledLink<W> {
     /// A closed link.
     pub fn new(server: ServerId, wire: W) -> Self {
-        Self { connection: Connection::new(server), wire, socket: None, gather: Gather::default() }
+        Self {
+            connection: ServerConnection::new(server),
+            wire,
+            socket: None,
+            gather: MessageAssembler::default(),
+        }
     }
 
     /// The transport's part of it.
@@ -145,7 +150,7 @@ impl<W> Dialled<W> {
         &self.wire
     }
 
-    /// Mutable access to [`Dialled::wire`].
+    /// Mutable access to [`DialledLink::wire`].
     pub(crate) fn wire_mut(&mut self) -> &mut W {
         &mut self.wire
     }
@@ -160,12 +165,12 @@ impl<W> Dialled<W> {
     }
 
     fn is_open(&self) -> bool {
-        self.connection.phase() == Phase::Open
+        self.connection.phase() == ConnectionPhase::Open
     }
 }
 
-impl<W> Dialled<W> {
-    fn connect<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>)
+impl<W> DialledLink<W> {
+    fn connect<X: Dials>(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>)
     where
         W: Carrier<X>,
     {
@@ -185,8 +190,11 @@ impl<W> Dialled<W> {
         }
     }
 
-    fn connected<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>)
-    where
+    fn connected<X: Dials>(
+        &mut self,
+        slots: &mut OpSlots<X::Progress>,
+        context: &LinkContext<'_, X>,
+    ) where
         W: Carrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
@@ -198,11 +206,11 @@ impl<W> Dialled<W> {
         }
         let peers = context.transport.peers();
         let number = self.connection.server().number();
-        let wanted = Wanted { role: peers.config().role, number };
+        let wanted = ExpectedPeer { role: peers.config().role, number };
         let Ok(hello) = self.connection.greet(peers.token(), context.me, wanted) else {
             return self.fail(slots, context, self.lost());
         };
-        self.gather = Gather::default();
+        self.gather = MessageAssembler::default();
         let watched = context.watch_for(socket, EventFlags::IN);
         // A full server sends a refusal and closes; the refusal can still be read.
         let _ = socket.write_all(&hello);
@@ -212,20 +220,20 @@ impl<W> Dialled<W> {
     }
 
     /// Handles the server's messages until the connection is open.
-    fn bring_up<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>)
+    fn bring_up<X: Dials>(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>)
     where
         W: Carrier<X>,
     {
         let error = loop {
             let Some(socket) = &mut self.socket else { return };
             let message = match next_message(socket, &mut self.gather) {
-                Heard::Message(message) => message,
-                Heard::Nothing => return,
-                Heard::End => break self.lost(),
+                SocketRead::Message(message) => message,
+                SocketRead::Nothing => return,
+                SocketRead::End => break self.lost(),
             };
             match self.heard(&message, context) {
-                Ok(Ready::Later) => {}
-                Ok(Ready::Now) => {
+                Ok(BringUpState::Later) => {}
+                Ok(BringUpState::Now) => {
                     self.connection.open();
                     return self.send(slots, context);
                 }
@@ -239,24 +247,24 @@ impl<W> Dialled<W> {
         &mut self,
         message: &HandshakeMessage,
         context: &LinkContext<'_, X>,
-    ) -> Result<Ready, FabricError>
+    ) -> Result<BringUpState, FabricError>
     where
         W: Carrier<X>,
     {
         let (server, error) = (self.connection.server(), self.lost());
         let Some(socket) = &mut self.socket else { return Err(error) };
-        if self.connection.phase() == Phase::Preparing {
-            return self.wire.answered(message, context).map_err(|Lost| error);
+        if self.connection.phase() == ConnectionPhase::Preparing {
+            return self.wire.answered(message, context).map_err(|ConnectionLost| error);
         }
         let peers = context.transport.peers();
         let is_known = |epoch| peers.is_known(server, epoch);
         match self.connection.greeted(message, context.now_ns, is_known)? {
-            Greeted::Send(proof) => {
+            HandshakeProgress::Send(proof) => {
                 socket.write_all(&proof).map_err(|_| error)?;
-                Ok(Ready::Later)
+                Ok(BringUpState::Later)
             }
-            Greeted::Welcome => {
-                let ready = self.wire.welcomed(socket, context).map_err(|Lost| error)?;
+            HandshakeProgress::Welcome => {
+                let ready = self.wire.welcomed(socket, context).map_err(|ConnectionLost| error)?;
                 let timeout_ns = peers.config().connect_timeout_ns;
                 self.connection.preparing(context.now_ns.saturating_add(timeout_ns));
                 Ok(ready)
@@ -265,22 +273,22 @@ impl<W> Dialled<W> {
     }
 
     /// Sends the queued operations over the open connection.
-    fn send<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>)
+    fn send<X: Dials>(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>)
     where
         W: Carrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
-        if self.wire.send(socket, slots, context) == Err(Lost) {
+        if self.wire.send(socket, slots, context) == Err(ConnectionLost) {
             self.fail(slots, context, self.lost());
         }
     }
 
-    fn receive<X: Dials>(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>)
+    fn receive<X: Dials>(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>)
     where
         W: Carrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
-        if self.wire.receive(socket, slots, context) == Err(Lost) {
+        if self.wire.receive(socket, slots, context) == Err(ConnectionLost) {
             self.fail(slots, context, self.lost());
         }
     }
@@ -288,13 +296,13 @@ impl<W> Dialled<W> {
     /// Polls for completions that do not come over the socket; returns whether there were any.
     fn poll<X: Dials>(
         &mut self,
-        slots: &mut Slots<X::Progress>,
+        slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
     ) -> bool
     where
         W: Carrier<X>,
     {
-        self.wire.poll(slots, context).unwrap_or_else(|Lost| {
+        self.wire.poll(slots, context).unwrap_or_else(|ConnectionLost| {
             self.fail(slots, context, self.lost());
             true
         })
@@ -303,7 +311,7 @@ impl<W> Dialled<W> {
     /// Handles a lost connection or a failed attempt.
     fn fail<X: Dials>(
         &mut self,
-        slots: &mut Slots<X::Progress>,
+        slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
         error: FabricError,
     ) where
@@ -316,7 +324,7 @@ impl<W> Dialled<W> {
     /// Ends all operations that were posted over the connection, which is now closed.
     fn end<X: Dials>(
         &mut self,
-        slots: &mut Slots<X::Progress>,
+        slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
         error: &FabricError,
     ) where
@@ -332,7 +340,7 @@ impl<W> Dialled<W> {
     /// reopens it.
     fn begin_reset<X: Dials>(
         &mut self,
-        slots: &mut Slots<X::Progress>,
+        slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
     ) -> Result<AttemptCounts, FabricError>
     where
@@ -353,35 +361,37 @@ impl<W> Dialled<W> {
     }
 }
 
-impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
+impl<X: Dials, W: Carrier<X>> ServerLink<X> for DialledLink<W> {
     #[inline]
-    fn admit(&mut self, is_verb: bool, slots: &Slots<X::Progress>) -> Result<(), FabricError> {
+    fn admit(&mut self, is_verb: bool, slots: &OpSlots<X::Progress>) -> Result<(), FabricError> {
         self.connection.admit(is_verb, slots)
     }
 
     #[inline]
-    fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>) {
+    fn enqueue(&mut self, id: u64, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>) {
         if self.wire.enqueue(id, slots) {
             self.drive(slots, context);
         }
     }
 
     #[inline]
-    fn drive(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>) -> bool {
+    fn drive(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>) -> bool {
         match self.connection.phase() {
-            Phase::Open => {
+            ConnectionPhase::Open => {
                 let advanced = self.poll(slots, context);
                 if self.is_open() {
                     self.send(slots, context);
                 }
                 return advanced;
             }
-            Phase::Closed => {
+            ConnectionPhase::Closed => {
                 if self.connection.is_due(self.wire.has_work(), context.now_ns) {
                     self.connect(slots, context);
                 }
             }
-            Phase::Connecting | Phase::Greeting | Phase::Preparing => {
+            ConnectionPhase::Connecting
+            | ConnectionPhase::Greeting
+            | ConnectionPhase::Preparing => {
                 if self.connection.is_due(true, context.now_ns) {
                     self.fail(slots, context, self.lost());
                 }
@@ -390,12 +400,12 @@ impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
         false
     }
 
-    fn visit(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>) {
+    fn visit(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>) {
         match self.connection.phase() {
-            Phase::Closed => {}
-            Phase::Connecting => self.connected(slots, context),
-            Phase::Greeting | Phase::Preparing => self.bring_up(slots, context),
-            Phase::Open => self.receive(slots, context),
+            ConnectionPhase::Closed => {}
+            ConnectionPhase::Connecting => self.connected(slots, context),
+            ConnectionPhase::Greeting | ConnectionPhase::Preparing => self.bring_up(slots, context),
+            ConnectionPhase::Open => self.receive(slots, context),
         }
     }
 
@@ -419,7 +429,7 @@ impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
         self.wire.let_go_of_buffers();
     }
 
-    fn break_off(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>) {
+    fn break_off(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>) {
         self.fail(slots, context, self.lost());
     }
 }
@@ -427,9 +437,12 @@ impl<X: Dials, W: Carrier<X>> Link<X> for Dialled<W> {
 /// Implements [`crate::Fabric::reset`] for dialled links: closes the connection and opens it again.
 /// The server readmits an endpoint only when no operation of its last connection can take effect
 /// any more (F9).
-pub async fn reset_link<X, W>(endpoint: &Inner<X>, server: ServerId) -> Result<(), FabricError>
+pub async fn reset_link<X, W>(
+    endpoint: &EndpointInner<X>,
+    server: ServerId,
+) -> Result<(), FabricError>
 where
-    X: Dials<Link = Dialled<W>>,
+    X: Dials<Link = DialledLink<W>>,
     W: Carrier<X>,
 {
     endpoint.resources.close_batch();

@@ -9,10 +9,10 @@
 //!
 //! *Thread safety*: one thread; the unparker may go to any thread.
 
-use super::{Endpoint, Inner, Transport};
+use super::{Endpoint, EndpointInner, Transport};
 use crate::ServerId;
 use crate::clients::{ClientTask, run_here, run_on_threads};
-use crate::executor::{Driver, Progress, Requests};
+use crate::executor::{Driver, DriverProgress, ExecutorRequests};
 use crate::sync::Arc;
 use crate::timers::Timers;
 use crate::wake::WakeFd;
@@ -46,9 +46,9 @@ pub struct Looks {
     pub short_wait_ns: u64,
 }
 
-struct Unparker(WakeFd);
+struct EndpointUnparker(WakeFd);
 
-impl Wake for Unparker {
+impl Wake for EndpointUnparker {
     fn wake(self: Arc<Self>) {
         self.0.wake();
     }
@@ -59,14 +59,14 @@ impl Wake for Unparker {
 }
 
 /// The sockets and timers of one client thread.
-pub struct Reactor<X: Transport> {
+pub struct ClientReactor<X: Transport> {
     /// The thread's epoll instance.
     pub epoll: OwnedFd,
     /// The transport's source of events other than sockets.
     pub source: X::Source,
     pub(super) timers: Rc<Timers>,
-    unparker: Arc<Unparker>,
-    endpoints: RefCell<Vec<Weak<Inner<X>>>>,
+    unparker: Arc<EndpointUnparker>,
+    endpoints: RefCell<Vec<Weak<EndpointInner<X>>>>,
     events: RefCell<[epoll::Event; EVENTS]>,
     /// Number of `events` that have not been handled.
     waiting_events: Cell<usize>,
@@ -76,9 +76,9 @@ pub struct Reactor<X: Transport> {
     foreign: Cell<bool>,
 }
 
-impl<X: Transport> std::fmt::Debug for Reactor<X> {
+impl<X: Transport> std::fmt::Debug for ClientReactor<X> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reactor")
+        f.debug_struct("ClientReactor")
             .field("endpoints", &self.endpoints.borrow().len())
             .finish_non_exhaustive()
     }
@@ -90,10 +90,10 @@ pub(crate) fn timespec(ns: u64) -> Timespec {
     Timespec { tv_sec: (ns / billion).cast_signed(), tv_nsec: (ns % billion).cast_signed() }
 }
 
-impl<X: Transport> Reactor<X> {
+impl<X: Transport> ClientReactor<X> {
     fn new(cluster: &X::Cluster) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let unparker = Arc::new(Unparker(WakeFd::new()?));
+        let unparker = Arc::new(EndpointUnparker(WakeFd::new()?));
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&epoll, &unparker.0, data, epoll::EventFlags::IN)?;
         let source = X::source(cluster, &epoll, SOURCE)?;
@@ -150,11 +150,11 @@ impl<X: Transport> Reactor<X> {
         count > 0
     }
 
-    fn endpoint(&self, index: usize) -> Option<Rc<Inner<X>>> {
+    fn endpoint(&self, index: usize) -> Option<Rc<EndpointInner<X>>> {
         self.endpoints.borrow().get(index)?.upgrade()
     }
 
-    fn each(&self, mut visit: impl FnMut(&Inner<X>)) {
+    fn each(&self, mut visit: impl FnMut(&EndpointInner<X>)) {
         for index in 0.. {
             let Some(endpoint) = self.endpoints.borrow().get(index).map(Weak::upgrade) else {
                 return;
@@ -186,7 +186,7 @@ impl<X: Transport> Reactor<X> {
 /// Drives the endpoints of one thread; give it to an [`crate::executor::Executor`].
 #[derive(Debug)]
 pub struct EndpointDriver<X: Transport> {
-    reactor: Rc<Reactor<X>>,
+    reactor: Rc<ClientReactor<X>>,
     cluster: Arc<X::Cluster>,
     looks: Looks,
 }
@@ -197,7 +197,7 @@ impl<X: Transport> EndpointDriver<X> {
     /// # Errors
     /// The operating system's error if there are no more file descriptors.
     pub fn new(cluster: &Arc<X::Cluster>) -> io::Result<Self> {
-        let reactor = Rc::new(Reactor::<X>::new(cluster)?);
+        let reactor = Rc::new(ClientReactor::<X>::new(cluster)?);
         Ok(Self { reactor, looks: X::looks(cluster), cluster: Arc::clone(cluster) })
     }
 
@@ -229,7 +229,7 @@ impl<X: Transport> EndpointDriver<X> {
         let vacant = endpoints.iter().position(|endpoint| endpoint.strong_count() == 0);
         let index = vacant.unwrap_or(endpoints.len());
         let (cluster, reactor) = (&self.cluster, &self.reactor);
-        let inner = Rc::new(Inner::new(cluster, reactor, index, compute_server, number)?);
+        let inner = Rc::new(EndpointInner::new(cluster, reactor, index, compute_server, number)?);
         let weak = Rc::downgrade(&inner);
         match vacant {
             Some(index) => endpoints[index] = weak,
@@ -240,23 +240,23 @@ impl<X: Transport> EndpointDriver<X> {
 }
 
 impl<X: Transport> Driver for EndpointDriver<X> {
-    fn requests(&self) -> Option<Requests> {
+    fn requests(&self) -> Option<ExecutorRequests> {
         None
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> DriverProgress {
         let (reactor, looks) = (&*self.reactor, self.looks);
         let mut advanced = reactor.dispatch();
         let (came, mut nearest_ns) = reactor.drive();
         advanced |= came;
-        let Progress::Wait { ns } = reactor.timers.progress() else {
+        let DriverProgress::Wait { ns } = reactor.timers.progress() else {
             // Tasks that keep yielding must not starve the sockets.
             let unheard = reactor.unheard.get() + 1;
             reactor.unheard.set(unheard);
             if unheard >= looks.unheard {
                 reactor.look(0);
             }
-            return Progress::Advanced;
+            return DriverProgress::Advanced;
         };
         if looks.in_memory {
             for _ in 0..looks.before_waiting {
@@ -270,10 +270,10 @@ impl<X: Transport> Driver for EndpointDriver<X> {
             (advanced, nearest_ns) = reactor.drive();
         }
         if advanced {
-            return Progress::Advanced;
+            return DriverProgress::Advanced;
         }
         let until_ns = nearest_ns.saturating_sub(reactor.timers.now_ns());
-        Progress::Wait { ns: ns.min(until_ns) }
+        DriverProgress::Wait { ns: ns.min(until_ns) }
     }
 
     fn unparker(&self) -> Option<Waker> {

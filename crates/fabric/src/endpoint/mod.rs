@@ -3,11 +3,11 @@
 //!
 //! An [`Endpoint`] has slots for posted operations, ids, deadlines, doorbells, counters and
 //! buffers, and implements [`Fabric`] once for all transports. A [`Transport`] carries the
-//! operations, over a [`Link`] to each server. A link receives posted operations, is driven when
-//! all tasks of the thread wait, and reports when it must be driven again. [`EndpointDriver`] is
-//! the loop of a client thread. `connection.rs` has the life cycle of a connection that is lost and
-//! reopened, without a socket; [`dial`] adds the socket. `docs/decisions/042-one-endpoint.md` has
-//! the reasons.
+//! operations, over a [`ServerLink`] to each server. A link receives posted operations, is driven
+//! when all tasks of the thread wait, and reports when it must be driven again. [`EndpointDriver`]
+//! is the loop of a client thread. `connection.rs` has the life cycle of a connection that is lost
+//! and reopened, without a socket; [`dial`] adds the socket. `docs/decisions/042-one-endpoint.md`
+//! has the reasons.
 //!
 //! *Thread safety*: an endpoint and its driver belong to one thread.
 
@@ -21,14 +21,14 @@ mod slots;
 pub use crate::resources::{Resources, Settings};
 pub(crate) use driver::run_endpoints;
 pub(crate) use driver::timespec;
-pub use driver::{EndpointCluster, EndpointDriver, FOREIGN, Looks, Reactor};
-pub use op::{Detached, HeldRead, NoHeldRead, Op};
+pub use driver::{ClientReactor, EndpointCluster, EndpointDriver, FOREIGN, Looks};
+pub use op::{Detached, EndpointOp, HeldRead, NoHeldRead};
 pub use peers::{Peers, PeersConfig, ServerStarts, start_on_loopback};
-pub use slots::{Slot, Slots};
+pub use slots::{OpSlot, OpSlots};
 
 use crate::access::check_alignment;
 use crate::body::Body;
-use crate::handshake::{Identity, draw_epoch};
+use crate::handshake::{PeerIdentity, draw_epoch};
 use crate::sync::Arc;
 use crate::{
     Buffer, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES, Message, ServerId,
@@ -53,7 +53,7 @@ pub trait Transport: Debug + Sized + 'static {
     /// The transport's progress with an operation.
     type Progress: Debug + Default;
     /// A connection to one server.
-    type Link: Link<Self>;
+    type Link: ServerLink<Self>;
     /// A READ that is executed when its future is polled.
     type HeldRead: HeldRead;
 
@@ -64,7 +64,7 @@ pub trait Transport: Debug + Sized + 'static {
     fn looks(cluster: &Self::Cluster) -> Looks;
 
     /// The clock of the thread's timers.
-    fn clock(cluster: &Self::Cluster) -> &crate::clock::Clock;
+    fn clock(cluster: &Self::Cluster) -> &crate::clock::ClusterClock;
 
     /// Opens the thread's other source of events, and makes `epoll` report it as `token`.
     ///
@@ -85,8 +85,8 @@ pub trait Transport: Debug + Sized + 'static {
     /// Why the endpoint cannot be opened.
     fn open(
         cluster: &Arc<Self::Cluster>,
-        reactor: &Reactor<Self>,
-        me: Identity,
+        reactor: &ClientReactor<Self>,
+        me: PeerIdentity,
         token: u64,
     ) -> Result<(Self, Vec<Self::Link>), Self::Error>;
 
@@ -100,14 +100,14 @@ pub trait Transport: Debug + Sized + 'static {
     }
 
     /// The error to report for an operation that ends without a completion.
-    fn ended(&self, error: FabricError, slot: &Slot<Self::Progress>) -> FabricError {
+    fn ended(&self, error: FabricError, slot: &OpSlot<Self::Progress>) -> FabricError {
         let _ = slot;
         error
     }
 
     /// Whether a timeout of the operation ends its connection, either because later operations must
     /// not take effect without it (F3), or because its buffer is still lent.
-    fn breaks_off(&self, slot: &Slot<Self::Progress>) -> bool;
+    fn breaks_off(&self, slot: &OpSlot<Self::Progress>) -> bool;
 
     /// Counts the doorbell of a verb.
     #[inline]
@@ -117,14 +117,22 @@ pub trait Transport: Debug + Sized + 'static {
 
     /// Posts a READ.
     #[inline]
-    fn read(endpoint: &Rc<Inner<Self>>, at: GlobalAddr, into: Buffer) -> Op<Buffer, Self> {
+    fn read(
+        endpoint: &Rc<EndpointInner<Self>>,
+        at: GlobalAddr,
+        into: Buffer,
+    ) -> EndpointOp<Buffer, Self> {
         let bytes = into.bytes();
         endpoint.post_verb(at, bytes, Body::Read { at, into }, Body::into_buffer)
     }
 
     /// Posts a WRITE.
     #[inline]
-    fn write(endpoint: &Rc<Inner<Self>>, at: GlobalAddr, from: Buffer) -> Op<Buffer, Self> {
+    fn write(
+        endpoint: &Rc<EndpointInner<Self>>,
+        at: GlobalAddr,
+        from: Buffer,
+    ) -> EndpointOp<Buffer, Self> {
         let bytes = from.bytes();
         endpoint.post_verb(at, bytes, Body::Write { at, from }, Body::into_buffer)
     }
@@ -132,29 +140,33 @@ pub trait Transport: Debug + Sized + 'static {
     /// Posts a CAS.
     #[inline]
     fn compare_swap(
-        endpoint: &Rc<Inner<Self>>,
+        endpoint: &Rc<EndpointInner<Self>>,
         at: GlobalAddr,
         expected: u64,
         new: u64,
-    ) -> Op<u64, Self> {
+    ) -> EndpointOp<u64, Self> {
         endpoint.post_verb(at, 8, Body::CompareSwap { at, expected, new }, Body::into_value)
     }
 
     /// Posts a FETCH-ADD.
     #[inline]
-    fn fetch_add(endpoint: &Rc<Inner<Self>>, at: GlobalAddr, delta: u64) -> Op<u64, Self> {
+    fn fetch_add(
+        endpoint: &Rc<EndpointInner<Self>>,
+        at: GlobalAddr,
+        delta: u64,
+    ) -> EndpointOp<u64, Self> {
         endpoint.post_verb(at, 8, Body::FetchAdd { at, delta }, Body::into_value)
     }
 
     /// [`Fabric::reset`].
     fn reset(
-        endpoint: &Rc<Inner<Self>>,
+        endpoint: &Rc<EndpointInner<Self>>,
         server: ServerId,
     ) -> impl Future<Output = Result<(), FabricError>>;
 
     /// [`Fabric::fence`].
     fn fence(
-        endpoint: &Rc<Inner<Self>>,
+        endpoint: &Rc<EndpointInner<Self>>,
         server: ServerId,
         compute_server: u16,
     ) -> impl Future<Output = Result<(), FabricError>> {
@@ -163,27 +175,27 @@ pub trait Transport: Debug + Sized + 'static {
 
     /// Called when the endpoint is dropped: posted operations take effect, whether or not a future
     /// waits for them (F8).
-    fn linger(endpoint: &Inner<Self>) {
+    fn linger(endpoint: &EndpointInner<Self>) {
         endpoint.drive();
     }
 }
 
 /// A connection of an endpoint to one server.
-pub trait Link<X: Transport>: Debug {
+pub trait ServerLink<X: Transport>: Debug {
     /// Checks whether an operation may be posted; `is_verb` if it is one-sided.
     ///
     /// # Errors
     /// Why it may not.
-    fn admit(&mut self, is_verb: bool, slots: &Slots<X::Progress>) -> Result<(), FabricError>;
+    fn admit(&mut self, is_verb: bool, slots: &OpSlots<X::Progress>) -> Result<(), FabricError>;
 
     /// Queues a posted operation.
-    fn enqueue(&mut self, id: u64, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>);
+    fn enqueue(&mut self, id: u64, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>);
 
     /// Makes progress without a socket event. Returns whether anything has arrived.
-    fn drive(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>) -> bool;
+    fn drive(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>) -> bool;
 
     /// Handles an event on the socket.
-    fn visit(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>);
+    fn visit(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>);
 
     /// When it must be driven again if nothing else happens first.
     fn deadline_ns(&self) -> Option<u64>;
@@ -205,7 +217,7 @@ pub trait Link<X: Transport>: Debug {
     fn let_go_of_buffers(&mut self) {}
 
     /// Ends the connection, because an operation posted on it has timed out.
-    fn break_off(&mut self, slots: &mut Slots<X::Progress>, context: &LinkContext<'_, X>);
+    fn break_off(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>);
 }
 
 /// Everything around a link that it needs.
@@ -214,20 +226,20 @@ pub struct LinkContext<'a, X: Transport> {
     /// The endpoint's transport.
     pub transport: &'a X,
     /// The thread's reactor.
-    pub reactor: &'a Reactor<X>,
+    pub reactor: &'a ClientReactor<X>,
     /// The rest of the endpoint.
     pub resources: &'a Resources,
     /// The token of this link's events.
     pub token: u64,
     /// Identity of the endpoint.
-    pub me: Identity,
+    pub me: PeerIdentity,
     /// The current time.
     pub now_ns: u64,
 }
 
 impl<X: Transport> LinkContext<'_, X> {
     /// Ends an operation without a completion.
-    pub fn give_up(&self, slots: &mut Slots<X::Progress>, id: u64, error: FabricError) {
+    pub fn give_up(&self, slots: &mut OpSlots<X::Progress>, id: u64, error: FabricError) {
         if let Some(slot) = slots.pending(id) {
             let error = self.transport.ended(error, slot);
             slots.end(id, Err(error), self.resources);
@@ -237,7 +249,7 @@ impl<X: Transport> LinkContext<'_, X> {
     /// Ends all operations on `server` without a completion.
     pub fn give_up_all(
         &self,
-        slots: &mut Slots<X::Progress>,
+        slots: &mut OpSlots<X::Progress>,
         server: ServerId,
         error: &FabricError,
     ) {
@@ -280,7 +292,7 @@ pub fn lost(server: ServerId) -> FabricError {
 
 /// One endpoint of a compute server, over a transport.
 #[derive(Debug)]
-pub struct Endpoint<X: Transport>(pub(crate) Rc<Inner<X>>);
+pub struct Endpoint<X: Transport>(pub(crate) Rc<EndpointInner<X>>);
 
 impl<X: Transport> Clone for Endpoint<X> {
     fn clone(&self) -> Self {
@@ -290,24 +302,24 @@ impl<X: Transport> Clone for Endpoint<X> {
 
 /// The state that the clones of an endpoint and its operations share.
 #[derive(Debug)]
-pub struct Inner<X: Transport> {
+pub struct EndpointInner<X: Transport> {
     // Declared first, so dropped first: links may hold queue pairs that lend buffers to a device,
     // and these must be gone before the buffers are freed.
-    pub(crate) core: RefCell<Core<X>>,
+    pub(crate) core: RefCell<EndpointCore<X>>,
     /// The endpoint's transport.
     pub transport: X,
     /// The rest of the endpoint.
     pub resources: Resources,
     /// The thread's reactor.
-    pub reactor: Rc<Reactor<X>>,
+    pub reactor: Rc<ClientReactor<X>>,
     index: usize,
-    me: Identity,
+    me: PeerIdentity,
 }
 
 #[derive(Debug)]
-pub(crate) struct Core<X: Transport> {
+pub(crate) struct EndpointCore<X: Transport> {
     pub(crate) links: Vec<X::Link>,
-    pub(crate) slots: Slots<X::Progress>,
+    pub(crate) slots: OpSlots<X::Progress>,
     /// A lower bound on the deadlines of all operations.
     nearest_deadline_ns: u64,
 }
@@ -316,20 +328,20 @@ fn token_of(index: usize, link: usize) -> u64 {
     (index as u64) << 16 | link as u64
 }
 
-impl<X: Transport> Inner<X> {
+impl<X: Transport> EndpointInner<X> {
     fn new(
         cluster: &Arc<X::Cluster>,
-        reactor: &Rc<Reactor<X>>,
+        reactor: &Rc<ClientReactor<X>>,
         index: usize,
         compute_server: u16,
         number: usize,
     ) -> Result<Self, X::Error> {
         let settings = X::settings(cluster);
-        let me = Identity { role: settings.role, number: compute_server, epoch: draw_epoch()? };
+        let me = PeerIdentity { role: settings.role, number: compute_server, epoch: draw_epoch()? };
         let (transport, links) = X::open(cluster, reactor, me, token_of(index, 0))?;
         let resources = Resources::new(settings, compute_server, number, &reactor.timers);
         let resources = resources.map_err(io::Error::from)?;
-        let core = Core { links, slots: Slots::default(), nearest_deadline_ns: u64::MAX };
+        let core = EndpointCore { links, slots: OpSlots::default(), nearest_deadline_ns: u64::MAX };
         let (core, reactor) = (RefCell::new(core), Rc::clone(reactor));
         Ok(Self { core, transport, resources, reactor, index, me })
     }
@@ -353,7 +365,7 @@ impl<X: Transport> Inner<X> {
     pub fn with_link<T>(
         &self,
         server: ServerId,
-        act: impl FnOnce(&mut X::Link, &mut Slots<X::Progress>, &LinkContext<'_, X>) -> T,
+        act: impl FnOnce(&mut X::Link, &mut OpSlots<X::Progress>, &LinkContext<'_, X>) -> T,
     ) -> Result<T, FabricError> {
         let core = &mut *self.core.borrow_mut();
         let link = core.links.get_mut(server.index());
@@ -402,12 +414,12 @@ impl<X: Transport> Inner<X> {
 
     /// Whether a dropped endpoint should wait.
     pub fn is_busy(&self) -> bool {
-        self.core.borrow().links.iter().any(Link::is_busy)
+        self.core.borrow().links.iter().any(ServerLink::is_busy)
     }
 
     /// Ends the operations that are past their deadlines.
     #[cold]
-    fn expire(&self, core: &mut Core<X>, now_ns: u64) {
+    fn expire(&self, core: &mut EndpointCore<X>, now_ns: u64) {
         let due: Vec<_> = core
             .slots
             .iter_pending()
@@ -432,15 +444,20 @@ impl<X: Transport> Inner<X> {
     }
 
     /// Posts an operation; `finish` extracts its value when it has ended.
-    fn post<T>(self: &Rc<Self>, server: ServerId, body: Body, finish: fn(Body) -> T) -> Op<T, X> {
+    fn post<T>(
+        self: &Rc<Self>,
+        server: ServerId,
+        body: Body,
+        finish: fn(Body) -> T,
+    ) -> EndpointOp<T, X> {
         let core = &mut *self.core.borrow_mut();
         let Some(link) = core.links.get_mut(server.index()) else {
-            return Op::failed(FabricError::NoSuchServer(server));
+            return EndpointOp::failed(FabricError::NoSuchServer(server));
         };
         if !matches!(body, Body::Fence { .. })
             && let Err(full) = self.resources.admit()
         {
-            return Op::failed(full);
+            return EndpointOp::failed(full);
         }
         let admitted = link.admit(body.is_verb(), &core.slots);
         let progress = match admitted.and_then(|()| self.transport.begin(&body)) {
@@ -449,7 +466,7 @@ impl<X: Transport> Inner<X> {
                 if matches!(error, FabricError::Indeterminate { .. }) {
                     self.resources.counters.count_indeterminate();
                 }
-                return Op::failed(error);
+                return EndpointOp::failed(error);
             }
         };
         let now_ns = self.resources.now_ns();
@@ -457,7 +474,7 @@ impl<X: Transport> Inner<X> {
         let id = core.slots.insert(body, progress, server, deadline_ns, &self.resources);
         core.nearest_deadline_ns = core.nearest_deadline_ns.min(deadline_ns);
         link.enqueue(id, &mut core.slots, &self.context(server.index(), now_ns));
-        Op::posted(Rc::clone(self), id, finish)
+        EndpointOp::posted(Rc::clone(self), id, finish)
     }
 
     #[inline]
@@ -467,57 +484,57 @@ impl<X: Transport> Inner<X> {
         bytes: usize,
         body: Body,
         finish: fn(Body) -> T,
-    ) -> Op<T, X> {
+    ) -> EndpointOp<T, X> {
         match check_alignment(at, bytes) {
             Ok(()) => self.post(at.server(), body, finish),
-            Err(error) => Op::failed(error),
+            Err(error) => EndpointOp::failed(error),
         }
     }
 }
 
-impl<X: Transport> Drop for Inner<X> {
+impl<X: Transport> Drop for EndpointInner<X> {
     fn drop(&mut self) {
         X::linger(self);
     }
 }
 
 impl<X: Transport> Fabric for Endpoint<X> {
-    type Op<T: 'static> = Op<T, X>;
+    type Op<T: 'static> = EndpointOp<T, X>;
 
     #[inline]
-    fn read(&self, at: GlobalAddr, into: Buffer) -> Op<Buffer, X> {
+    fn read(&self, at: GlobalAddr, into: Buffer) -> EndpointOp<Buffer, X> {
         X::ring(&self.0.resources);
         self.counters().count_read(into.bytes());
         X::read(&self.0, at, into)
     }
 
     #[inline]
-    fn write(&self, at: GlobalAddr, from: Buffer) -> Op<Buffer, X> {
+    fn write(&self, at: GlobalAddr, from: Buffer) -> EndpointOp<Buffer, X> {
         X::ring(&self.0.resources);
         self.counters().count_write(from.bytes());
         X::write(&self.0, at, from)
     }
 
     #[inline]
-    fn compare_swap(&self, at: GlobalAddr, expected: u64, new: u64) -> Op<u64, X> {
+    fn compare_swap(&self, at: GlobalAddr, expected: u64, new: u64) -> EndpointOp<u64, X> {
         X::ring(&self.0.resources);
         self.counters().count_atomic();
         X::compare_swap(&self.0, at, expected, new)
     }
 
     #[inline]
-    fn fetch_add(&self, at: GlobalAddr, delta: u64) -> Op<u64, X> {
+    fn fetch_add(&self, at: GlobalAddr, delta: u64) -> EndpointOp<u64, X> {
         X::ring(&self.0.resources);
         self.counters().count_atomic();
         X::fetch_add(&self.0, at, delta)
     }
 
-    fn call(&self, server: ServerId, request: Message) -> Op<Message, X> {
+    fn call(&self, server: ServerId, request: Message) -> EndpointOp<Message, X> {
         self.0.resources.ring();
         let bytes = request.len();
         self.counters().count_rpc(bytes);
         if bytes > MAX_MESSAGE_BYTES {
-            return Op::failed(FabricError::MessageTooLarge { bytes });
+            return EndpointOp::failed(FabricError::MessageTooLarge { bytes });
         }
         self.0.post(server, Body::Call(request), Body::into_reply)
     }

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use super::{Inner, Transport};
+use super::{EndpointInner, Transport};
 use crate::body::Body;
 use crate::{Buffer, FabricError};
 use std::future::Future;
@@ -38,12 +38,12 @@ impl HeldRead for NoHeldRead {
 /// A posted operation.
 #[derive(Debug)]
 #[must_use = "an operation is only known to have happened once it is awaited"]
-pub struct Op<T, X: Transport> {
-    state: State<T, X>,
+pub struct EndpointOp<T, X: Transport> {
+    state: EndpointOpState<T, X>,
 }
 
 #[derive(Debug)]
-enum State<T, X: Transport> {
+enum EndpointOpState<T, X: Transport> {
     // Not a single `Result`: moving a value or an error through the same memory copies it in
     // pieces, and reading these as a whole stalls the processor until the pieces have left its
     // store buffer.
@@ -56,35 +56,35 @@ enum State<T, X: Transport> {
     },
     /// `finish` extracts the value from the ended operation.
     Posted {
-        endpoint: Rc<Inner<X>>,
+        endpoint: Rc<EndpointInner<X>>,
         id: u64,
         finish: fn(Body) -> T,
     },
 }
 
-impl<T, X: Transport> Op<T, X> {
+impl<T, X: Transport> EndpointOp<T, X> {
     /// An operation that completed when it was posted.
     #[inline(always)]
     pub fn done(value: T) -> Self {
-        Self { state: State::Done(Some(value)) }
+        Self { state: EndpointOpState::Done(Some(value)) }
     }
 
     /// An operation that was refused when it was posted.
     #[cold]
     #[inline(never)]
     pub fn failed(error: FabricError) -> Self {
-        Self { state: State::Failed(Some(error)) }
+        Self { state: EndpointOpState::Failed(Some(error)) }
     }
 
     /// A READ that is executed later.
     #[inline(always)]
     pub fn held(read: X::HeldRead, finish: fn(Buffer) -> T) -> Self {
-        Self { state: State::Held { read, finish } }
+        Self { state: EndpointOpState::Held { read, finish } }
     }
 
     #[inline]
-    pub(super) fn posted(endpoint: Rc<Inner<X>>, id: u64, finish: fn(Body) -> T) -> Self {
-        Self { state: State::Posted { endpoint, id, finish } }
+    pub(super) fn posted(endpoint: Rc<EndpointInner<X>>, id: u64, finish: fn(Body) -> T) -> Self {
+        Self { state: EndpointOpState::Posted { endpoint, id, finish } }
     }
 }
 
@@ -97,7 +97,7 @@ trait Posts: std::fmt::Debug {
     fn abandon(&self, id: u64);
 }
 
-impl<X: Transport> Posts for Inner<X> {
+impl<X: Transport> Posts for EndpointInner<X> {
     #[inline]
     fn poll(&self, id: u64, waker: &Waker) -> Option<(Body, Result<(), FabricError>)> {
         self.resources.close_batch();
@@ -122,14 +122,14 @@ enum DetachedState<T> {
     Posted { endpoint: Rc<dyn Posts>, id: u64, finish: fn(Body) -> T },
 }
 
-impl<T, X: Transport<HeldRead = NoHeldRead>> Op<T, X> {
+impl<T, X: Transport<HeldRead = NoHeldRead>> EndpointOp<T, X> {
     /// The operation without its transport's type.
     pub(crate) fn detach(mut self) -> Detached<T> {
-        Detached(match std::mem::replace(&mut self.state, State::Done(None)) {
-            State::Done(value) => DetachedState::Ended(value.map(Ok)),
-            State::Failed(error) => DetachedState::Ended(error.map(Err)),
-            State::Held { read, .. } => match read {},
-            State::Posted { endpoint, id, finish } => {
+        Detached(match std::mem::replace(&mut self.state, EndpointOpState::Done(None)) {
+            EndpointOpState::Done(value) => DetachedState::Ended(value.map(Ok)),
+            EndpointOpState::Failed(error) => DetachedState::Ended(error.map(Err)),
+            EndpointOpState::Held { read, .. } => match read {},
+            EndpointOpState::Posted { endpoint, id, finish } => {
                 DetachedState::Posted { endpoint, id, finish }
             }
         })
@@ -151,7 +151,7 @@ impl<T> Future for Detached<T> {
                 }
             }
         };
-        // As for `Op`: the slot may be reused from now on.
+        // As for `EndpointOp`: the slot may be reused from now on.
         self.0 = DetachedState::Ended(None);
         Poll::Ready(outcome.map(|()| finish(body)))
     }
@@ -165,37 +165,39 @@ impl<T> Drop for Detached<T> {
     }
 }
 
-impl<T, X: Transport> Unpin for Op<T, X> {}
+impl<T, X: Transport> Unpin for EndpointOp<T, X> {}
 
-impl<T, X: Transport> Future for Op<T, X> {
+impl<T, X: Transport> Future for EndpointOp<T, X> {
     type Output = Result<T, FabricError>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let (body, outcome, finish) = match &mut self.state {
-            State::Done(value) => return Poll::Ready(Ok(value.take().expect(ONCE))),
-            State::Failed(error) => return Poll::Ready(Err(error.take().expect(ONCE))),
-            State::Held { read, finish } => {
+            EndpointOpState::Done(value) => return Poll::Ready(Ok(value.take().expect(ONCE))),
+            EndpointOpState::Failed(error) => return Poll::Ready(Err(error.take().expect(ONCE))),
+            EndpointOpState::Held { read, finish } => {
                 return Poll::Ready(match read.copy() {
                     Some(into) => Ok(finish(into)),
                     None => Err(read.lost()),
                 });
             }
-            State::Posted { endpoint, id, finish } => match endpoint.poll(*id, context.waker()) {
-                None => return Poll::Pending,
-                Some((body, outcome)) => (body, outcome, *finish),
-            },
+            EndpointOpState::Posted { endpoint, id, finish } => {
+                match endpoint.poll(*id, context.waker()) {
+                    None => return Poll::Pending,
+                    Some((body, outcome)) => (body, outcome, *finish),
+                }
+            }
         };
         // The slot may be reused from now on, so dropping this future must not abandon it.
-        self.state = State::Done(None);
+        self.state = EndpointOpState::Done(None);
         Poll::Ready(outcome.map(|()| finish(body)))
     }
 }
 
-impl<T, X: Transport> Drop for Op<T, X> {
+impl<T, X: Transport> Drop for EndpointOp<T, X> {
     #[inline]
     fn drop(&mut self) {
-        if let State::Posted { endpoint, id, .. } = &self.state {
+        if let EndpointOpState::Posted { endpoint, id, .. } = &self.state {
             endpoint.abandon(*id);
         }
     }

@@ -4,8 +4,8 @@
 //! *Thread safety*: any number of threads.
 
 use crate::ServerId;
-use crate::clock::Clock;
-use crate::handshake::{Role, Token};
+use crate::clock::ClusterClock;
+use crate::handshake::{PeerRole, Token};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -23,7 +23,7 @@ pub enum ServerStarts {
 #[derive(Clone, Copy, Debug)]
 pub struct PeersConfig {
     /// The role that they must prove.
-    pub role: Role,
+    pub role: PeerRole,
     /// How to treat a restarted server.
     pub starts: ServerStarts,
     /// Time limit for connecting to a server, in nanoseconds.
@@ -39,7 +39,7 @@ pub struct Peers {
     epochs: Vec<AtomicU64>,
     config: PeersConfig,
     token: Token,
-    clock: Clock,
+    clock: ClusterClock,
 }
 
 impl Peers {
@@ -50,7 +50,7 @@ impl Peers {
             addresses: addresses.into_iter().map(Mutex::new).collect(),
             config,
             token: token.clone(),
-            clock: Clock::start(),
+            clock: ClusterClock::start(),
         }
     }
 
@@ -70,7 +70,7 @@ impl Peers {
     }
 
     /// The cluster's clock.
-    pub fn clock(&self) -> &Clock {
+    pub fn clock(&self) -> &ClusterClock {
         &self.clock
     }
 

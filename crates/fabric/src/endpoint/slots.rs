@@ -15,7 +15,7 @@ use std::task::Waker;
 
 /// One operation. `P` is its transport's progress.
 #[derive(Debug)]
-pub struct Slot<P> {
+pub struct OpSlot<P> {
     generation: u32,
     /// Its parameters or result.
     pub body: Body,
@@ -31,7 +31,7 @@ pub struct Slot<P> {
     abandoned: bool,
 }
 
-impl<P> Slot<P> {
+impl<P> OpSlot<P> {
     fn is_pending(&self) -> bool {
         self.outcome.is_none() && !matches!(self.body, Body::Taken)
     }
@@ -43,22 +43,22 @@ impl<P> Slot<P> {
 }
 
 /// An ended operation, taken out of its slot.
-pub(super) type Ended = (Body, Option<Result<(), FabricError>>);
+pub(super) type EndedOp = (Body, Option<Result<(), FabricError>>);
 
 /// An endpoint's operations. Ids are `[generation:32][slot:32]`.
 #[derive(Debug)]
-pub struct Slots<P> {
-    slots: Vec<Slot<P>>,
+pub struct OpSlots<P> {
+    slots: Vec<OpSlot<P>>,
     vacant: Vec<u32>,
 }
 
-impl<P> Default for Slots<P> {
+impl<P> Default for OpSlots<P> {
     fn default() -> Self {
         Self { slots: Vec::new(), vacant: Vec::new() }
     }
 }
 
-impl<P: Default> Slots<P> {
+impl<P: Default> OpSlots<P> {
     pub(super) fn insert(
         &mut self,
         body: Body,
@@ -67,10 +67,10 @@ impl<P: Default> Slots<P> {
         deadline_ns: u64,
         resources: &Resources,
     ) -> u64 {
-        if Slot::<P>::is_counted(&body) {
+        if OpSlot::<P>::is_counted(&body) {
             resources.enter();
         }
-        let fresh = Slot {
+        let fresh = OpSlot {
             generation: 0,
             body,
             progress,
@@ -84,7 +84,7 @@ impl<P: Default> Slots<P> {
             Some(slot) => {
                 let old = &mut self.slots[slot as usize];
                 let generation = old.generation.wrapping_add(1);
-                *old = Slot { generation, ..fresh };
+                *old = OpSlot { generation, ..fresh };
                 slot
             }
             None => {
@@ -97,19 +97,19 @@ impl<P: Default> Slots<P> {
 
     /// The operation with this id, if it has not ended.
     #[inline]
-    pub fn pending(&mut self, id: u64) -> Option<&mut Slot<P>> {
+    pub fn pending(&mut self, id: u64) -> Option<&mut OpSlot<P>> {
         let slot = self.slots.get_mut(id as u32 as usize)?;
         (u64::from(slot.generation) == id >> 32 && slot.is_pending()).then_some(slot)
     }
 
     /// The operation with this id, which its future still holds.
     #[inline]
-    fn held(&mut self, id: u64) -> &mut Slot<P> {
+    fn held(&mut self, id: u64) -> &mut OpSlot<P> {
         &mut self.slots[id as u32 as usize]
     }
 
     /// All operations that have not ended, with their ids.
-    pub fn iter_pending(&self) -> impl Iterator<Item = (u64, &Slot<P>)> {
+    pub fn iter_pending(&self) -> impl Iterator<Item = (u64, &OpSlot<P>)> {
         self.slots
             .iter()
             .enumerate()
@@ -149,7 +149,12 @@ impl<P: Default> Slots<P> {
 
     /// The result of an ended operation; otherwise stores `waker` and returns `None`.
     #[inline]
-    pub(super) fn poll(&mut self, id: u64, waker: &Waker, resources: &Resources) -> Option<Ended> {
+    pub(super) fn poll(
+        &mut self,
+        id: u64,
+        waker: &Waker,
+        resources: &Resources,
+    ) -> Option<EndedOp> {
         let slot = self.held(id);
         if slot.outcome.is_none() {
             match &mut slot.waker {
@@ -170,11 +175,11 @@ impl<P: Default> Slots<P> {
         }
     }
 
-    fn free(&mut self, id: u64, resources: &Resources) -> Ended {
+    fn free(&mut self, id: u64, resources: &Resources) -> EndedOp {
         let slot = self.held(id);
         // Whether a body counts never changes: no other kind of body becomes a fence, and no fence
         // becomes another kind.
-        if Slot::<P>::is_counted(&slot.body) {
+        if OpSlot::<P>::is_counted(&slot.body) {
             resources.leave();
         }
         let body = std::mem::replace(&mut slot.body, Body::Taken);

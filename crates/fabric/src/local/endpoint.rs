@@ -1,18 +1,18 @@
 //! An endpoint of the local provider.
 
-use super::op::{LocalOp, State};
+use super::op::{LocalOp, LocalOpState};
 use super::threads::{ReplySlot, ServerThreads};
 use super::{LocalConfig, LocalServer};
 use crate::access::{check_alignment, check_lent};
-use crate::clock::Clock;
-use crate::handshake::{Identity, Role};
+use crate::clock::ClusterClock;
+use crate::handshake::{PeerIdentity, PeerRole};
 use crate::region::{copy_words, prefetch};
 use crate::resources::{Resources, Settings};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timers::Timers;
 use crate::{
-    Buffer, Call, Counters, Fabric, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES, Message,
-    ServerId, Uncertainty, Work,
+    Buffer, Counters, Fabric, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES, Message,
+    ServerId, ServiceCall, Uncertainty, Work,
 };
 use std::cell::Cell;
 use std::io;
@@ -20,23 +20,23 @@ use std::rc::Rc;
 
 /// The state that all endpoints of a cluster share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct LocalShared {
     pub(super) config: LocalConfig,
     pub(super) servers: Vec<LocalServer>,
-    pub(super) clock: Clock,
+    pub(super) clock: ClusterClock,
 }
 
 /// One endpoint of a compute server of this process.
 #[derive(Clone, Debug)]
 pub struct LocalFabric {
-    endpoint: Rc<Endpoint>,
+    endpoint: Rc<LocalEndpoint>,
 }
 
 #[derive(Debug)]
-struct Endpoint {
-    shared: Arc<Shared>,
+struct LocalEndpoint {
+    shared: Arc<LocalShared>,
     resources: Rc<Resources>,
-    me: Identity,
+    me: PeerIdentity,
     cpu: InlineCpu,
     /// When the endpoint's link will have sent everything posted so far.
     link_free_ns: Cell<u64>,
@@ -47,7 +47,7 @@ struct Endpoint {
 
 impl LocalFabric {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<LocalShared>,
         timers: Rc<Timers>,
         compute_server: u16,
         number: usize,
@@ -57,13 +57,13 @@ impl LocalFabric {
         let LocalConfig { depth, timeout_ns, seed, .. } = shared.config;
         let timed = network_latency_ns > 0 || bandwidth_bytes_per_s > 0;
         let memory_servers = u16::try_from(shared.servers.len()).unwrap_or(ServerId::LIMIT);
-        let role = Role::ComputeServer;
+        let role = PeerRole::ComputeServer;
         let settings = Settings { role, memory_servers, depth, timeout_ns, seed };
         let resources = Resources::new(settings, compute_server, number, &timers)?;
-        let endpoint = Endpoint {
+        let endpoint = LocalEndpoint {
             resources: Rc::new(resources),
-            me: Identity {
-                role: Role::ComputeServer,
+            me: PeerIdentity {
+                role: PeerRole::ComputeServer,
                 number: compute_server,
                 epoch: number as u64,
             },
@@ -146,7 +146,9 @@ impl LocalFabric {
     fn hold_back<T>(&self, result: Result<T, FabricError>, due_ns: u64) -> LocalOp<T> {
         let endpoint = Rc::clone(&self.endpoint.resources);
         endpoint.enter();
-        LocalOp { state: State::HeldBack { result: Some(result), due_ns, armed: false, endpoint } }
+        LocalOp {
+            state: LocalOpState::HeldBack { result: Some(result), due_ns, armed: false, endpoint },
+        }
     }
 }
 
@@ -211,9 +213,9 @@ impl Fabric for LocalFabric {
             return self.call_on_thread(server, threads, request);
         }
         let (mut reply, mut later) = (Message::new(), None);
-        let Endpoint { cpu, me, .. } = &*self.endpoint;
+        let LocalEndpoint { cpu, me, .. } = &*self.endpoint;
         let mut defer = || ReplySlot::sink(later.insert(ReplySlot::new(server)));
-        found.service.call(cpu, Call::new(*me, &request, &mut reply, &mut defer));
+        found.service.call(cpu, ServiceCall::new(*me, &request, &mut reply, &mut defer));
         if let Some(slot) = later {
             return self.on_server(slot, server, bytes);
         }
@@ -299,7 +301,7 @@ impl LocalFabric {
         let endpoint = Rc::clone(&self.endpoint.resources);
         endpoint.enter();
         let deadline_ns = self.now_ns().saturating_add(self.endpoint.shared.config.timeout_ns);
-        let state = State::OnServer {
+        let state = LocalOpState::OnServer {
             slot,
             finish: |reply| reply,
             server,

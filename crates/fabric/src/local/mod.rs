@@ -14,12 +14,12 @@ pub use endpoint::LocalFabric;
 pub use op::LocalOp;
 
 use crate::clients::{ClientTask, run_here, run_on_threads};
-use crate::clock::Clock;
-use crate::executor::{Driver, Progress, Requests};
+use crate::clock::ClusterClock;
+use crate::executor::{Driver, DriverProgress, ExecutorRequests};
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::timers::Timers;
-use crate::{Call, Calls, InlineCpu, Region, ServerId, now_or_never};
-use endpoint::Shared;
+use crate::{Calls, InlineCpu, Region, ServerId, ServiceCall, now_or_never};
+use endpoint::LocalShared;
 use std::fmt::Debug;
 use std::io;
 use std::rc::Rc;
@@ -62,7 +62,7 @@ impl Default for LocalConfig {
 /// Memory servers of this process.
 #[derive(Debug)]
 pub struct LocalCluster<S> {
-    shared: Arc<Shared>,
+    shared: Arc<LocalShared>,
     services: Vec<Arc<S>>,
 }
 
@@ -79,7 +79,7 @@ struct LocalServer {
 /// service is.
 trait Inline: Debug + Send + Sync {
     /// As [`Calls::call`].
-    fn call(&self, cpu: &InlineCpu, call: Call<'_>);
+    fn call(&self, cpu: &InlineCpu, call: ServiceCall<'_>);
 
     /// As [`Calls::after_answer`].
     fn after_answer(&self, cpu: &InlineCpu);
@@ -95,7 +95,7 @@ impl<S> Debug for Inlined<S> {
 
 impl<S: Calls> Inline for Inlined<S> {
     #[inline]
-    fn call(&self, cpu: &InlineCpu, call: Call<'_>) {
+    fn call(&self, cpu: &InlineCpu, call: ServiceCall<'_>) {
         now_or_never(self.0.call(cpu, call));
     }
 
@@ -125,7 +125,7 @@ impl<S: Calls> LocalCluster<S> {
             })
         };
         let servers = services.iter().map(start).collect::<io::Result<_>>()?;
-        let shared = Arc::new(Shared { config, servers, clock: Clock::start() });
+        let shared = Arc::new(LocalShared { config, servers, clock: ClusterClock::start() });
         Ok(Self { shared, services })
     }
 
@@ -170,7 +170,7 @@ impl<S: Calls> LocalCluster<S> {
 /// Opens and drives endpoints on the calling thread; give it to an [`crate::executor::Executor`].
 #[derive(Debug)]
 pub struct LocalDriver {
-    shared: Arc<Shared>,
+    shared: Arc<LocalShared>,
     timers: Rc<Timers>,
 }
 
@@ -196,11 +196,11 @@ impl LocalDriver {
 }
 
 impl Driver for LocalDriver {
-    fn requests(&self) -> Option<Requests> {
+    fn requests(&self) -> Option<ExecutorRequests> {
         None
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> DriverProgress {
         self.timers.progress()
     }
 }

@@ -14,11 +14,11 @@ use super::threads::ReplySlot;
 #[derive(Debug)]
 #[must_use = "an operation is only known to have happened once it is awaited"]
 pub struct LocalOp<T> {
-    pub(super) state: State<T>,
+    pub(super) state: LocalOpState<T>,
 }
 
 #[derive(Debug)]
-pub(super) enum State<T> {
+pub(super) enum LocalOpState<T> {
     /// Completed when posted.
     Ready(Option<Result<T, FabricError>>),
     /// Executed, but the completion is delayed until `due_ns`, and for at least one poll.
@@ -42,7 +42,7 @@ pub(super) enum State<T> {
 
 impl<T> LocalOp<T> {
     pub(super) fn ready(result: Result<T, FabricError>) -> Self {
-        Self { state: State::Ready(Some(result)) }
+        Self { state: LocalOpState::Ready(Some(result)) }
     }
 }
 
@@ -54,8 +54,8 @@ impl<T> Future for LocalOp<T> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.state {
-            State::Ready(result) => Poll::Ready(take(result)),
-            State::HeldBack { result, due_ns, armed, endpoint } => {
+            LocalOpState::Ready(result) => Poll::Ready(take(result)),
+            LocalOpState::HeldBack { result, due_ns, armed, endpoint } => {
                 endpoint.close_batch();
                 let due = *due_ns == 0 || endpoint.timers.now_ns() >= *due_ns;
                 match (std::mem::replace(armed, true), due) {
@@ -67,7 +67,7 @@ impl<T> Future for LocalOp<T> {
                 }
                 Poll::Pending
             }
-            State::OnServer {
+            LocalOpState::OnServer {
                 slot,
                 finish,
                 server,
@@ -117,7 +117,9 @@ fn take<T>(result: &mut Option<Result<T, FabricError>>) -> Result<T, FabricError
 
 impl<T> Drop for LocalOp<T> {
     fn drop(&mut self) {
-        if let State::HeldBack { endpoint, .. } | State::OnServer { endpoint, .. } = &self.state {
+        if let LocalOpState::HeldBack { endpoint, .. } | LocalOpState::OnServer { endpoint, .. } =
+            &self.state
+        {
             endpoint.leave();
         }
     }

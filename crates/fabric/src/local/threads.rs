@@ -4,11 +4,11 @@
 //! They block on the queue. With as few cores as test machines have, a spinning server would starve
 //! the client that it waits for.
 
-use crate::handshake::Identity;
+use crate::handshake::PeerIdentity;
 use crate::sync::{Arc, Mutex, ObjectArc, lock};
 use crate::{
-    Answers, Call, Calls, FabricError, InlineCpu, MAX_MESSAGE_BYTES, Message, ReplySink, ServerId,
-    Ticket, Uncertainty, now_or_never,
+    CallTicket, Calls, FabricError, InlineCpu, LaterAnswers, MAX_MESSAGE_BYTES, Message, ReplySink,
+    ServerId, ServiceCall, Uncertainty, now_or_never,
 };
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use std::io;
@@ -33,7 +33,7 @@ impl ReplySlot {
 
     /// Creates a sink for a later answer.
     pub(super) fn sink(slot: &Arc<Self>) -> ReplySink {
-        ReplySink::new(ObjectArc::new(Later(Arc::clone(slot))), [0; 2])
+        ReplySink::new(ObjectArc::new(LaterReply(Arc::clone(slot))), [0; 2])
     }
 
     /// Stores the reply, and wakes the task that waits for it. `None` makes the outcome
@@ -60,10 +60,10 @@ impl ReplySlot {
 }
 
 #[derive(Debug)]
-struct Later(Arc<ReplySlot>);
+struct LaterReply(Arc<ReplySlot>);
 
-impl Answers for Later {
-    fn answer(&self, _ticket: Ticket, reply: Option<Message>) {
+impl LaterAnswers for LaterReply {
+    fn answer(&self, _ticket: CallTicket, reply: Option<Message>) {
         self.0.answer(reply);
     }
 }
@@ -74,8 +74,8 @@ pub(super) struct ReplyState {
     pub(super) waker: Option<Waker>,
 }
 
-pub(super) struct Request {
-    peer: Identity,
+pub(super) struct ThreadRequest {
+    peer: PeerIdentity,
     message: Message,
     slot: Arc<ReplySlot>,
 }
@@ -83,7 +83,7 @@ pub(super) struct Request {
 /// The running threads. Dropping this serves the queued requests, and joins the threads.
 #[derive(Debug)]
 pub(super) struct ServerThreads {
-    queue: Option<Sender<Request>>,
+    queue: Option<Sender<ThreadRequest>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -103,12 +103,12 @@ impl ServerThreads {
     /// Queues a request; `None` if the queue is full.
     pub(super) fn post(
         &self,
-        peer: Identity,
+        peer: PeerIdentity,
         server: ServerId,
         message: Message,
     ) -> Option<Arc<ReplySlot>> {
         let slot = ReplySlot::new(server);
-        let request = Request { peer, message, slot: Arc::clone(&slot) };
+        let request = ThreadRequest { peer, message, slot: Arc::clone(&slot) };
         match self.queue.as_ref()?.try_send(request) {
             Ok(()) => Some(slot),
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => None,
@@ -129,15 +129,15 @@ impl Drop for ServerThreads {
     }
 }
 
-fn serve<S: Calls>(service: &S, requests: &Receiver<Request>, stripe: usize) {
+fn serve<S: Calls>(service: &S, requests: &Receiver<ThreadRequest>, stripe: usize) {
     let cpu = InlineCpu::new(stripe);
-    while let Ok(Request { peer, message, slot }) = requests.recv() {
+    while let Ok(ThreadRequest { peer, message, slot }) = requests.recv() {
         let (mut reply, mut is_later) = (Message::new(), false);
         let mut defer = || {
             is_later = true;
             ReplySlot::sink(&slot)
         };
-        now_or_never(service.call(&cpu, Call::new(peer, &message, &mut reply, &mut defer)));
+        now_or_never(service.call(&cpu, ServiceCall::new(peer, &message, &mut reply, &mut defer)));
         if !is_later {
             slot.answer(Some(reply));
             now_or_never(service.after_answer(&cpu));

@@ -5,7 +5,7 @@
 //!
 //! *Thread safety*: shared access is atomic word access.
 
-use super::{Backing, RegionError};
+use super::{RegionBacking, RegionError};
 use crate::sync::AtomicU64;
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
@@ -24,22 +24,22 @@ const SIZE_IS_SETTLED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// Size of the huge pages that can be reserved, on every known system.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-pub(super) struct Mapping {
+pub(super) struct MappedMemory {
     start: NonNull<AtomicU64>,
     words: usize,
     memfd: Option<OwnedFd>,
 }
 
-impl Mapping {
+impl MappedMemory {
     /// Maps zeroed memory; `bytes` is a positive multiple of 4096.
-    pub(super) fn new(bytes: usize, backing: Backing) -> Result<Self, RegionError> {
+    pub(super) fn new(bytes: usize, backing: RegionBacking) -> Result<Self, RegionError> {
         match backing {
-            Backing::Private => Self::private(bytes),
-            Backing::Shared { huge_pages: true } if bytes.is_multiple_of(HUGE_PAGE_BYTES) => {
+            RegionBacking::Private => Self::private(bytes),
+            RegionBacking::Shared { huge_pages: true } if bytes.is_multiple_of(HUGE_PAGE_BYTES) => {
                 Self::shared(bytes, MemfdFlags::HUGETLB)
                     .or_else(|_| Self::shared(bytes, MemfdFlags::empty()))
             }
-            Backing::Shared { .. } => Self::shared(bytes, MemfdFlags::empty()),
+            RegionBacking::Shared { .. } => Self::shared(bytes, MemfdFlags::empty()),
         }
     }
 
@@ -112,7 +112,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping was made with this length, and no borrow outlives `self`.
         let result = unsafe { munmap(self.start.as_ptr().cast(), self.words * 8) };
@@ -121,14 +121,14 @@ impl Drop for Mapping {
 }
 
 // SAFETY: the value owns its mapping; all access goes through atomics.
-unsafe impl Send for Mapping {}
+unsafe impl Send for MappedMemory {}
 // SAFETY: shared access is atomic word access.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for MappedMemory {}
 
 #[cfg(test)]
 mod tests {
     use crate::sync::Ordering;
-    use crate::{Backing, Region, RegionError};
+    use crate::{Region, RegionBacking, RegionError};
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     use std::os::fd::OwnedFd;
 
@@ -142,7 +142,8 @@ mod tests {
     #[test]
     fn a_shared_region_is_one_memory_however_often_it_is_mapped() {
         for huge_pages in [false, true] {
-            let region = Region::with_backing(2 << 20, Backing::Shared { huge_pages }).unwrap();
+            let region =
+                Region::with_backing(2 << 20, RegionBacking::Shared { huge_pages }).unwrap();
             let memfd = region.memfd().unwrap().try_clone_to_owned().unwrap();
             assert!(ftruncate(&memfd, 4096).is_err(), "it cannot shrink");
             assert!(fcntl_add_seals(&memfd, SealFlags::WRITE).is_err(), "nor be sealed further");

@@ -2,13 +2,13 @@
 
 use super::connection::{Hello, greet};
 use super::endpoint::{Shm, ShmDriver};
-use super::process::{Listening, Process, Server};
+use super::process::{ListeningProcess, ShmProcess, ShmServerView};
 use super::server::{ShmServer, ShmServerConfig};
 use super::socket::Packet;
 use super::{ShmConfig, ShmError};
-use crate::clock::Clock;
+use crate::clock::ClusterClock;
 use crate::endpoint::EndpointCluster;
-use crate::handshake::{Identity, Role, Token, draw_epoch};
+use crate::handshake::{PeerIdentity, PeerRole, Token, draw_epoch};
 use crate::sync::{Arc, Mutex, lock};
 use crate::{Region, RpcService, ServerId};
 use rustix::event::{EventfdFlags, eventfd};
@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 /// This process's connection to memory servers that are other processes of this host.
 #[derive(Debug)]
 pub struct ShmCluster {
-    pub(super) process: Arc<Listening>,
+    pub(super) process: Arc<ListeningProcess>,
     /// Memory servers that run in this process.
     own: Mutex<Vec<Option<ShmServer>>>,
-    folder: Option<Folder>,
+    folder: Option<SocketFolder>,
 }
 
 impl ShmCluster {
@@ -33,17 +33,17 @@ impl ShmCluster {
         token: &Token,
         config: &ShmConfig,
     ) -> Result<Self, ShmError> {
-        let clock = Clock::start();
-        let me = Identity { role: Role::Client, number: 0, epoch: draw_epoch()? };
+        let clock = ClusterClock::start();
+        let me = PeerIdentity { role: PeerRole::Client, number: 0, epoch: draw_epoch()? };
         let servers = (0..)
             .zip(paths)
             .map(|(number, path)| {
                 Self::map(ServerId::new(number), path.as_ref(), token, me, &clock, config)
             })
-            .collect::<Result<Vec<Server>, ShmError>>()?;
+            .collect::<Result<Vec<ShmServerView>, ShmError>>()?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let process = Process::new(config.clone(), token.clone(), servers, clock, stop);
-        let process = Arc::new(Listening::start(process)?);
+        let process = ShmProcess::new(config.clone(), token.clone(), servers, clock, stop);
+        let process = Arc::new(ListeningProcess::start(process)?);
         Ok(Self { process, own: Mutex::default(), folder: None })
     }
 
@@ -51,15 +51,15 @@ impl ShmCluster {
         id: ServerId,
         path: &Path,
         token: &Token,
-        me: Identity,
-        clock: &Clock,
+        me: PeerIdentity,
+        clock: &ClusterClock,
         config: &ShmConfig,
-    ) -> Result<Server, ShmError> {
+    ) -> Result<ShmServerView, ShmError> {
         let hello = Hello { server: id, path, token, me, timeout_ns: config.timeout_ns };
         let opened = greet(&hello, Packet::OpenProcess, clock)?;
         let bytes = usize::try_from(opened.bytes).unwrap_or(usize::MAX);
         let region = Arc::new(Region::map_memfd(opened.file, bytes)?);
-        Ok(Server {
+        Ok(ShmServerView {
             id,
             path: path.to_owned(),
             region,
@@ -74,7 +74,7 @@ impl ShmCluster {
         config: &ShmConfig,
         services: Vec<Arc<S>>,
     ) -> Result<Self, ShmError> {
-        let folder = Folder::new()?;
+        let folder = SocketFolder::new()?;
         let token = Token::draw()?;
         let paths: Vec<PathBuf> =
             (0..services.len()).map(|number| folder.0.join(format!("{number}.socket"))).collect();
@@ -110,7 +110,7 @@ impl ShmCluster {
 impl EndpointCluster for ShmCluster {
     type Transport = Shm;
 
-    fn shared(&self) -> &Arc<Listening> {
+    fn shared(&self) -> &Arc<ListeningProcess> {
         &self.process
     }
 
@@ -130,9 +130,9 @@ impl EndpointCluster for ShmCluster {
 
 /// A temporary folder for sockets, removed on drop.
 #[derive(Debug)]
-struct Folder(PathBuf);
+struct SocketFolder(PathBuf);
 
-impl Folder {
+impl SocketFolder {
     fn new() -> Result<Self, ShmError> {
         let name = format!("farleaf-{:016x}", draw_epoch()?);
         let path = std::env::temp_dir().join(name);
@@ -141,7 +141,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for SocketFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

@@ -10,15 +10,16 @@
 
 use super::ShmError;
 use super::endpoint::Shm;
-use super::gate::Gate;
-use super::process::Listening;
-use super::ring::{Consumer, Direction, Garbage, Kind, Producer};
+use super::gate::VerbGate;
+use super::process::ListeningProcess;
+use super::ring::{BadRing, Consumer, Producer, RingDirection, RingRecordKind};
 use super::socket::{self, Packet};
 use crate::body::Body;
-use crate::clock::Clock;
-use crate::endpoint::{Link, LinkContext, Slot, Slots, lost};
+use crate::clock::ClusterClock;
+use crate::endpoint::{LinkContext, OpSlot, OpSlots, ServerLink, lost};
 use crate::handshake::{
-    HandshakeError, Identity, Initiator, InitiatorStep, NO_FENCES, Nonce, Role, Token, Wanted,
+    ExpectedPeer, HandshakeError, Initiator, InitiatorStep, NO_FENCES, Nonce, PeerIdentity,
+    PeerRole, Token,
 };
 use crate::sync::Arc;
 use crate::{FabricError, MAX_MESSAGE_BYTES, Message, Region, ServerId};
@@ -34,14 +35,14 @@ pub(super) struct Hello<'a> {
     pub(super) server: ServerId,
     pub(super) path: &'a Path,
     pub(super) token: &'a Token,
-    pub(super) me: Identity,
+    pub(super) me: PeerIdentity,
     pub(super) timeout_ns: u64,
 }
 
 /// A connection that the server has admitted.
-pub(super) struct Opened {
+pub(super) struct AdmittedConnection {
     pub(super) socket: OwnedFd,
-    pub(super) peer: Identity,
+    pub(super) peer: PeerIdentity,
     pub(super) number: u64,
     pub(super) file: OwnedFd,
     pub(super) bytes: u64,
@@ -49,7 +50,11 @@ pub(super) struct Opened {
 
 /// Connects, proves the token, and states the purpose of the connection. Blocks the calling thread,
 /// at most until the deadline.
-pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result<Opened, ShmError> {
+pub(super) fn greet(
+    hello: &Hello<'_>,
+    purpose: Packet,
+    clock: &ClusterClock,
+) -> Result<AdmittedConnection, ShmError> {
     let server = hello.server;
     let deadline_ns = clock.now_ns().saturating_add(hello.timeout_ns);
     let gone = |errno: Errno| match errno {
@@ -67,7 +72,7 @@ pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result
         socket::wait_readable(socket, left_ns).map_err(gone)
     };
     let socket = socket::connect_to(hello.path).map_err(gone)?;
-    let wanted = Wanted { role: Role::MemoryServer, number: server.number() };
+    let wanted = ExpectedPeer { role: PeerRole::MemoryServer, number: server.number() };
     let nonce = Nonce::draw()?;
     let mut initiator =
         Initiator::new(hello.token, hello.me, NO_FENCES, wanted, nonce, deadline_ns);
@@ -90,7 +95,7 @@ pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result
         match socket::receive_file(&socket).map_err(gone)? {
             None => {}
             Some((Packet::Opened { number, bytes }, Some(file))) => {
-                return Ok(Opened { socket, peer, number, file, bytes });
+                return Ok(AdmittedConnection { socket, peer, number, file, bytes });
             }
             Some(_) => {
                 return Err(ShmError::Handshake { server, error: HandshakeError::Garbage });
@@ -101,19 +106,19 @@ pub(super) fn greet(hello: &Hello<'_>, purpose: Packet, clock: &Clock) -> Result
 
 /// An endpoint's access to one server's memory, for verbs.
 #[derive(Debug)]
-pub(super) struct Reach {
+pub(super) struct ServerMemory {
     pub(super) region: Arc<Region>,
-    pub(super) gate: Arc<Gate>,
+    pub(super) gate: Arc<VerbGate>,
     /// Number of times the connection was reset.
     pub(super) resets: Cell<u64>,
 }
 
 /// An endpoint's access to one server's service, for calls.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct CallConnection {
     server: ServerId,
-    gate: Arc<Gate>,
-    process: Arc<Listening>,
+    gate: Arc<VerbGate>,
+    process: Arc<ListeningProcess>,
     socket: OwnedFd,
     rings: Rings,
     /// Requests without a reply yet.
@@ -128,12 +133,12 @@ struct Rings {
     most: usize,
 }
 
-impl Connection {
+impl CallConnection {
     /// Opens the connection of an endpoint.
     pub(super) fn open(
-        process: &Arc<Listening>,
+        process: &Arc<ListeningProcess>,
         server: ServerId,
-        me: Identity,
+        me: PeerIdentity,
     ) -> Result<Self, ShmError> {
         let known = &process.servers[server.index()];
         let hello = Hello {
@@ -157,8 +162,8 @@ impl Connection {
         }
         let file = Arc::new(Region::map_memfd(opened.file, bytes)?);
         let rings = Rings {
-            requests: Producer::new(&file, Direction::Requests),
-            replies: Consumer::new(&file, Direction::Replies),
+            requests: Producer::new(&file, RingDirection::Requests),
+            replies: Consumer::new(&file, RingDirection::Replies),
             backlog: VecDeque::new(),
             most: process.config.depth,
         };
@@ -172,13 +177,13 @@ impl Connection {
     }
 
     /// The state that the endpoint's verbs need.
-    pub(super) fn reach(&self) -> Reach {
+    pub(super) fn reach(&self) -> ServerMemory {
         let region = Arc::clone(&self.process.servers[self.server.index()].region);
-        Reach { region, gate: Arc::clone(&self.gate), resets: Cell::new(0) }
+        ServerMemory { region, gate: Arc::clone(&self.gate), resets: Cell::new(0) }
     }
 
     /// Takes the replies in the ring; returns whether there were any.
-    fn take_replies(&mut self, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) -> bool {
+    fn take_replies(&mut self, slots: &mut OpSlots<()>, context: &LinkContext<'_, Shm>) -> bool {
         let mut any = false;
         let mut message = Message::new();
         let taken = loop {
@@ -189,14 +194,14 @@ impl Connection {
                     any = true;
                     self.awaited = self.awaited.saturating_sub(1);
                     let slot = slots.pending(id).filter(|slot| slot.server == self.server);
-                    let Some(Slot { body: Body::Call(reply), .. }) = slot else { continue };
+                    let Some(OpSlot { body: Body::Call(reply), .. }) = slot else { continue };
                     let outcome = match kind {
-                        Kind::Message => {
+                        RingRecordKind::Message => {
                             context.resources.counters.count_rpc_reply(message.len());
                             *reply = std::mem::take(&mut message);
                             Ok(())
                         }
-                        Kind::TooLarge(bytes) => Err(FabricError::MessageTooLarge {
+                        RingRecordKind::TooLarge(bytes) => Err(FabricError::MessageTooLarge {
                             bytes: bytes.max(MAX_MESSAGE_BYTES),
                         }),
                     };
@@ -212,7 +217,7 @@ impl Connection {
     }
 
     /// Ends the connection: drops waiting requests and fails outstanding calls.
-    fn lose(&mut self, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) {
+    fn lose(&mut self, slots: &mut OpSlots<()>, context: &LinkContext<'_, Shm>) {
         self.gate.close();
         self.rings.backlog.clear();
         self.awaited = 0;
@@ -225,15 +230,15 @@ impl Connection {
 pub struct ShmLink {
     pub(super) server: ServerId,
     /// `None` if the server could not be reached.
-    pub(super) connection: Option<Connection>,
+    pub(super) connection: Option<CallConnection>,
 }
 
-impl Link<Shm> for ShmLink {
-    fn admit(&mut self, is_verb: bool, _: &Slots<()>) -> Result<(), FabricError> {
+impl ServerLink<Shm> for ShmLink {
+    fn admit(&mut self, is_verb: bool, _: &OpSlots<()>) -> Result<(), FabricError> {
         debug_assert!(!is_verb, "verbs are carried out when they are posted");
         match &self.connection {
             Some(connection) if connection.gate.is_closed() => Err(lost(self.server)),
-            Some(Connection { rings: Rings { backlog, most, .. }, .. })
+            Some(CallConnection { rings: Rings { backlog, most, .. }, .. })
                 if backlog.len() >= *most =>
             {
                 Err(FabricError::QueueFull { depth: *most })
@@ -243,7 +248,7 @@ impl Link<Shm> for ShmLink {
         }
     }
 
-    fn enqueue(&mut self, id: u64, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) {
+    fn enqueue(&mut self, id: u64, slots: &mut OpSlots<()>, context: &LinkContext<'_, Shm>) {
         let Some(connection) = &mut self.connection else { return };
         let body = slots.pending(id).map(|slot| &mut slot.body);
         let Some(Body::Call(request)) = body else { return };
@@ -255,11 +260,11 @@ impl Link<Shm> for ShmLink {
         }
     }
 
-    fn drive(&mut self, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) -> bool {
+    fn drive(&mut self, slots: &mut OpSlots<()>, context: &LinkContext<'_, Shm>) -> bool {
         self.connection.as_mut().is_some_and(|connection| connection.take_replies(slots, context))
     }
 
-    fn visit(&mut self, slots: &mut Slots<()>, context: &LinkContext<'_, Shm>) {
+    fn visit(&mut self, slots: &mut OpSlots<()>, context: &LinkContext<'_, Shm>) {
         let Some(connection) = &mut self.connection else { return };
         if socket::receive(&connection.socket).is_err() {
             // Replies that arrived before the end of the connection still count.
@@ -276,19 +281,19 @@ impl Link<Shm> for ShmLink {
 
     /// If calls are outstanding, announces to the server that this thread is about to sleep.
     fn arm(&mut self) -> bool {
-        let awaits = |connection: &&Connection| connection.awaited > 0;
+        let awaits = |connection: &&CallConnection| connection.awaited > 0;
         self.connection.as_ref().filter(awaits).is_some_and(|it| !it.rings.replies.may_sleep())
     }
 
-    fn break_off(&mut self, _: &mut Slots<()>, _: &LinkContext<'_, Shm>) {}
+    fn break_off(&mut self, _: &mut OpSlots<()>, _: &LinkContext<'_, Shm>) {}
 }
 
 impl Rings {
     /// Moves requests from the backlog to the ring, as many as fit.
-    fn send(&mut self, socket: &OwnedFd) -> Result<(), Garbage> {
+    fn send(&mut self, socket: &OwnedFd) -> Result<(), BadRing> {
         let mut sent = false;
         while let Some((id, request)) = self.backlog.front() {
-            if !self.requests.push(*id, Kind::Message, request)? {
+            if !self.requests.push(*id, RingRecordKind::Message, request)? {
                 break;
             }
             sent = true;
@@ -300,7 +305,7 @@ impl Rings {
         Ok(())
     }
 
-    fn after_replies(&mut self, socket: &OwnedFd, any: bool) -> Result<(), Garbage> {
+    fn after_replies(&mut self, socket: &OwnedFd, any: bool) -> Result<(), BadRing> {
         if any && self.replies.must_wake() {
             socket::wake(socket);
         }
@@ -308,7 +313,7 @@ impl Rings {
     }
 }
 
-impl Drop for Connection {
+impl Drop for CallConnection {
     fn drop(&mut self) {
         self.process.unregister(&self.gate);
     }
@@ -319,26 +324,26 @@ mod tests {
     use super::*;
     use crate::conformance::TestService;
     use crate::executor::Executor;
-    use crate::handshake::Refusal;
+    use crate::handshake::HandshakeRefusal;
     use crate::shm::{ShmCluster, ShmConfig, ShmDriver, ShmFabric};
     use crate::{Fabric, Provider};
 
     const SERVER: ServerId = ServerId::new(0);
 
-    fn me(role: Role) -> Identity {
-        Identity { role, number: 3, epoch: 1 }
+    fn me(role: PeerRole) -> PeerIdentity {
+        PeerIdentity { role, number: 3, epoch: 1 }
     }
 
     fn cluster() -> ShmCluster {
         ShmConfig::default().start(vec![TestService::new(4096)])
     }
 
-    struct Client {
+    struct ShmTestClient {
         driver: ShmDriver,
         fabric: ShmFabric,
     }
 
-    impl Client {
+    impl ShmTestClient {
         fn of(cluster: &ShmCluster) -> Self {
             let driver = cluster.driver().unwrap();
             let fabric = driver.open(3, 0).unwrap();
@@ -350,7 +355,7 @@ mod tests {
             Executor::new().complete(&self.driver, call).unwrap()
         }
 
-        fn with<T>(&self, act: impl FnOnce(&mut Connection) -> T) -> T {
+        fn with<T>(&self, act: impl FnOnce(&mut CallConnection) -> T) -> T {
             let with = |link: &mut ShmLink| act(link.connection.as_mut().unwrap());
             self.fabric.0.with_link(SERVER, |link, _, _| with(link)).unwrap()
         }
@@ -364,7 +369,7 @@ mod tests {
     #[test]
     fn a_ring_that_makes_no_sense_closes_its_endpoint_and_no_other() {
         let cluster = cluster();
-        let bystander = Client::of(&cluster);
+        let bystander = ShmTestClient::of(&cluster);
         type Vandalism = fn(&mut Producer);
         let vandalisms: [(&str, Vandalism); 6] = [
             ("a tail far ahead", |ring| ring.push_raw(0, u64::MAX / 2)),
@@ -377,7 +382,7 @@ mod tests {
             ("a request longer than the ring has", |ring| ring.push_raw(100, 3)),
         ];
         for (what, vandalism) in vandalisms {
-            let vandal = Client::of(&cluster);
+            let vandal = ShmTestClient::of(&cluster);
             assert_eq!(&vandal.echo().unwrap()[..], b"hello");
             vandal.with(|connection| {
                 vandalism(&mut connection.rings.requests);
@@ -390,7 +395,7 @@ mod tests {
             assert_eq!(&bystander.echo().unwrap()[..], b"hello", "after {what}");
         }
         // Whatever the outcome here, the bystander must not be affected.
-        let vandal = Client::of(&cluster);
+        let vandal = ShmTestClient::of(&cluster);
         for _ in 0..100 {
             vandal.with(|connection| {
                 connection.rings.requests.flip_everything();
@@ -403,7 +408,7 @@ mod tests {
     #[test]
     fn a_server_that_makes_no_sense_is_not_listened_to() {
         let cluster = cluster();
-        let (client, bystander) = (Client::of(&cluster), Client::of(&cluster));
+        let (client, bystander) = (ShmTestClient::of(&cluster), ShmTestClient::of(&cluster));
         assert_eq!(&client.echo().unwrap()[..], b"hello");
         client.with(|connection| connection.rings.requests.flip_everything());
         let (advanced, _) = client.fabric.0.drive();
@@ -412,7 +417,7 @@ mod tests {
         assert_eq!(&bystander.echo().unwrap()[..], b"hello");
     }
 
-    fn hello<'a>(cluster: &'a ShmCluster, role: Role) -> Hello<'a> {
+    fn hello<'a>(cluster: &'a ShmCluster, role: PeerRole) -> Hello<'a> {
         let server = &cluster.process.servers[0];
         let (path, token) = (&server.path, &cluster.process.token);
         Hello { server: server.id, path, token, me: me(role), timeout_ns: 1 << 40 }
@@ -422,7 +427,7 @@ mod tests {
     fn packets_that_make_no_sense_close_their_connection_and_no_other() {
         let cluster = cluster();
         let process = cluster.process.servers[0].process;
-        let bystander = Client::of(&cluster);
+        let bystander = ShmTestClient::of(&cluster);
         let path = &cluster.process.servers[0].path;
         let closed = |socket: &OwnedFd| {
             // A refusal may come first.
@@ -443,14 +448,14 @@ mod tests {
             closed(&socket);
         }
         let socket = socket::connect_to(path).unwrap();
-        socket::send_handshake(&socket, &Refusal::Full.message()).unwrap();
+        socket::send_handshake(&socket, &HandshakeRefusal::Full.message()).unwrap();
         closed(&socket);
-        gone(Role::Client, Packet::OpenEndpoint { process });
-        gone(Role::ComputeServer, Packet::OpenProcess);
-        gone(Role::ComputeServer, Packet::OpenEndpoint { process: process + 1 });
-        gone(Role::Client, Packet::Fence { request: 1, compute_server: 1 });
+        gone(PeerRole::Client, Packet::OpenEndpoint { process });
+        gone(PeerRole::ComputeServer, Packet::OpenProcess);
+        gone(PeerRole::ComputeServer, Packet::OpenEndpoint { process: process + 1 });
+        gone(PeerRole::Client, Packet::Fence { request: 1, compute_server: 1 });
         let other =
-            greet(&hello(&cluster, Role::Client), Packet::OpenProcess, &cluster.process.clock);
+            greet(&hello(&cluster, PeerRole::Client), Packet::OpenProcess, &cluster.process.clock);
         let other = other.unwrap();
         socket::send_packet(&other.socket, Packet::Fenced { request: 1 }).unwrap();
         closed(&other.socket);
@@ -470,6 +475,6 @@ mod tests {
             assert!(socket::wait_readable(socket, 1 << 40).unwrap());
             assert!(socket::receive(socket).is_err(), "it is closed");
         }
-        assert_eq!(&Client::of(&cluster).echo().unwrap()[..], b"hello");
+        assert_eq!(&ShmTestClient::of(&cluster).echo().unwrap()[..], b"hello");
     }
 }

@@ -6,16 +6,16 @@
 //!
 //! *Thread safety*: one thread; other threads only close its gates.
 
-use super::connection::{Connection, Reach, ShmLink};
-use super::process::Listening;
+use super::connection::{CallConnection, ServerMemory, ShmLink};
+use super::process::ListeningProcess;
 use super::{ShmConfig, ShmError};
 use crate::access::{check_access, check_alignment};
-use crate::clock::Clock;
+use crate::clock::ClusterClock;
 use crate::endpoint::{
-    Endpoint, EndpointDriver, HeldRead, Inner, Looks, Op, Reactor, Resources, Settings, Slot,
-    Transport, lost,
+    ClientReactor, Endpoint, EndpointDriver, EndpointInner, EndpointOp, HeldRead, Looks, OpSlot,
+    Resources, Settings, Transport, lost,
 };
-use crate::handshake::{Identity, Role};
+use crate::handshake::{PeerIdentity, PeerRole};
 use crate::region::{copy_words, prefetch};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::{Buffer, FabricError, GlobalAddr, ServerId, Uncertainty};
@@ -29,25 +29,25 @@ use std::task::Poll;
 /// The transport: verbs on mapped memory, and calls through rings.
 #[derive(Debug)]
 pub struct Shm {
-    process: Arc<Listening>,
+    process: Arc<ListeningProcess>,
     /// By server number; `None` for servers that could not be reached.
-    reaches: Vec<Option<Reach>>,
+    reaches: Vec<Option<ServerMemory>>,
 }
 
 /// One endpoint of a compute server to memory servers that are other processes of this host.
 pub type ShmFabric = Endpoint<Shm>;
 
 /// A posted operation over shared memory.
-pub type ShmOp<T> = Op<T, Shm>;
+pub type ShmOp<T> = EndpointOp<T, Shm>;
 
 /// Drives the endpoints of one thread; give it to an [`crate::executor::Executor`].
 pub type ShmDriver = EndpointDriver<Shm>;
 
-type Shared = Rc<Inner<Shm>>;
+type ShmShared = Rc<EndpointInner<Shm>>;
 
 /// Access to a server's memory for one more operation.
 #[inline]
-fn reach(endpoint: &Shared, server: ServerId) -> Result<&Reach, FabricError> {
+fn reach(endpoint: &ShmShared, server: ServerId) -> Result<&ServerMemory, FabricError> {
     let found = endpoint.transport.reaches.get(server.index());
     let found = found.ok_or(FabricError::NoSuchServer(server))?;
     endpoint.resources.admit()?;
@@ -63,10 +63,10 @@ fn count_lost(resources: &Resources, server: ServerId) -> FabricError {
 /// The words that a verb accesses, and access to their server's memory.
 #[inline]
 fn memory(
-    endpoint: &Shared,
+    endpoint: &ShmShared,
     at: GlobalAddr,
     bytes: usize,
-) -> Result<(&Reach, &[AtomicU64]), FabricError> {
+) -> Result<(&ServerMemory, &[AtomicU64]), FabricError> {
     check_alignment(at, bytes)?;
     let reach = reach(endpoint, at.server())?;
     Ok((reach, check_access(&reach.region, at, bytes)?))
@@ -75,7 +75,7 @@ fn memory(
 /// Executes a verb's access inside the gate.
 #[inline]
 fn verb<T>(
-    endpoint: &Shared,
+    endpoint: &ShmShared,
     at: GlobalAddr,
     bytes: usize,
     access: impl FnOnce(&[AtomicU64]) -> T,
@@ -96,7 +96,7 @@ const PREFETCH_WORDS: usize = 4096 / 8;
 pub struct PostedRead {
     into: Option<Buffer>,
     at: GlobalAddr,
-    endpoint: Shared,
+    endpoint: ShmShared,
     /// The connection's reset count when the READ was posted.
     resets: u64,
 }
@@ -130,43 +130,43 @@ impl Drop for PostedRead {
 }
 
 impl Transport for Shm {
-    type Cluster = Listening;
+    type Cluster = ListeningProcess;
     type Error = ShmError;
     type Source = ();
     type Progress = ();
     type Link = ShmLink;
     type HeldRead = PostedRead;
 
-    fn settings(process: &Listening) -> Settings {
+    fn settings(process: &ListeningProcess) -> Settings {
         let ShmConfig { timeout_ns, depth, seed, .. } = process.config;
         let memory_servers = u16::try_from(process.servers.len()).unwrap_or(ServerId::LIMIT);
-        Settings { role: Role::ComputeServer, memory_servers, depth, timeout_ns, seed }
+        Settings { role: PeerRole::ComputeServer, memory_servers, depth, timeout_ns, seed }
     }
 
-    fn looks(_: &Listening) -> Looks {
+    fn looks(_: &ListeningProcess) -> Looks {
         // The granularity of timers is the short wait.
         Looks { before_waiting: 0, in_memory: true, unheard: 64, short_wait_ns: 100_000 }
     }
 
-    fn clock(process: &Listening) -> &Clock {
+    fn clock(process: &ListeningProcess) -> &ClusterClock {
         &process.clock
     }
 
-    fn source(_: &Listening, _: &OwnedFd, _: u64) -> io::Result<()> {
+    fn source(_: &ListeningProcess, _: &OwnedFd, _: u64) -> io::Result<()> {
         Ok(())
     }
 
     fn open(
-        process: &Arc<Listening>,
-        reactor: &Reactor<Self>,
-        me: Identity,
+        process: &Arc<ListeningProcess>,
+        reactor: &ClientReactor<Self>,
+        me: PeerIdentity,
         token: u64,
     ) -> Result<(Self, Vec<ShmLink>), ShmError> {
-        let open = |server: ServerId| -> Result<Option<Connection>, ShmError> {
+        let open = |server: ServerId| -> Result<Option<CallConnection>, ShmError> {
             if process.is_lost(server) {
                 return Ok(None);
             }
-            let connection = match Connection::open(process, server, me) {
+            let connection = match CallConnection::open(process, server, me) {
                 Err(ShmError::Gone(_)) => return Ok(None),
                 opened => opened?,
             };
@@ -177,12 +177,12 @@ impl Transport for Shm {
         let link = |server| Ok(ShmLink { server, connection: open(server)? });
         let links = process.servers.iter().map(|server| link(server.id));
         let links = links.collect::<Result<Vec<_>, ShmError>>()?;
-        let reaches = links.iter().map(|link| link.connection.as_ref().map(Connection::reach));
+        let reaches = links.iter().map(|link| link.connection.as_ref().map(CallConnection::reach));
         let reaches = reaches.collect();
         Ok((Self { process: Arc::clone(process), reaches }, links))
     }
 
-    fn breaks_off(&self, _: &Slot<()>) -> bool {
+    fn breaks_off(&self, _: &OpSlot<()>) -> bool {
         false
     }
 
@@ -193,7 +193,7 @@ impl Transport for Shm {
     }
 
     #[inline]
-    fn read(endpoint: &Shared, at: GlobalAddr, into: Buffer) -> ShmOp<Buffer> {
+    fn read(endpoint: &ShmShared, at: GlobalAddr, into: Buffer) -> ShmOp<Buffer> {
         match memory(endpoint, at, into.bytes()) {
             Ok((reach, words)) => {
                 prefetch(&words[..words.len().min(PREFETCH_WORDS)]);
@@ -207,7 +207,7 @@ impl Transport for Shm {
     }
 
     #[inline]
-    fn write(endpoint: &Shared, at: GlobalAddr, from: Buffer) -> ShmOp<Buffer> {
+    fn write(endpoint: &ShmShared, at: GlobalAddr, from: Buffer) -> ShmOp<Buffer> {
         match verb(endpoint, at, from.bytes(), |words| copy_words(from.words(), words)) {
             Ok(()) => ShmOp::done(from),
             Err(error) => ShmOp::failed(error),
@@ -215,7 +215,7 @@ impl Transport for Shm {
     }
 
     #[inline]
-    fn compare_swap(endpoint: &Shared, at: GlobalAddr, expected: u64, new: u64) -> ShmOp<u64> {
+    fn compare_swap(endpoint: &ShmShared, at: GlobalAddr, expected: u64, new: u64) -> ShmOp<u64> {
         let swap = |words: &[AtomicU64]| {
             words[0]
                 .compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire)
@@ -225,14 +225,14 @@ impl Transport for Shm {
     }
 
     #[inline]
-    fn fetch_add(endpoint: &Shared, at: GlobalAddr, delta: u64) -> ShmOp<u64> {
+    fn fetch_add(endpoint: &ShmShared, at: GlobalAddr, delta: u64) -> ShmOp<u64> {
         let add = |words: &[AtomicU64]| words[0].fetch_add(delta, Ordering::AcqRel);
         verb(endpoint, at, 8, add).map_or_else(ShmOp::failed, ShmOp::done)
     }
 
     /// Verbs that change memory take effect when they are posted, so only READs that have not been
     /// polled yet need settling. A lost connection stays lost; open another endpoint instead.
-    async fn reset(endpoint: &Shared, server: ServerId) -> Result<(), FabricError> {
+    async fn reset(endpoint: &ShmShared, server: ServerId) -> Result<(), FabricError> {
         let found = endpoint.transport.reaches.get(server.index());
         let found = found.ok_or(FabricError::NoSuchServer(server))?;
         endpoint.resources.sleep(0).await;
@@ -247,11 +247,11 @@ impl Transport for Shm {
 
     /// Uses the connection of the whole process.
     async fn fence(
-        endpoint: &Shared,
+        endpoint: &ShmShared,
         server: ServerId,
         compute_server: u16,
     ) -> Result<(), FabricError> {
-        let Inner { resources, transport, .. } = &**endpoint;
+        let EndpointInner { resources, transport, .. } = &**endpoint;
         if server.index() >= transport.reaches.len() {
             return Err(FabricError::NoSuchServer(server));
         }

@@ -15,21 +15,21 @@ use crate::sync::{AtomicBool, Ordering};
 /// On its own cache lines, because the endpoint's thread writes to it at each verb.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct Gate {
+pub(super) struct VerbGate {
     inside: AtomicBool,
     closed: AtomicBool,
 }
 
 /// The right to execute one verb.
 #[derive(Debug)]
-pub(super) struct Inside<'a>(&'a Gate);
+pub(super) struct VerbPermit<'a>(&'a VerbGate);
 
-impl Gate {
+impl VerbGate {
     /// Enters the gate, unless it is closed.
     #[inline]
-    pub(super) fn enter(&self) -> Option<Inside<'_>> {
+    pub(super) fn enter(&self) -> Option<VerbPermit<'_>> {
         self.inside.store(true, Ordering::SeqCst);
-        let inside = Inside(self);
+        let inside = VerbPermit(self);
         (!self.closed.load(Ordering::SeqCst)).then_some(inside)
     }
 
@@ -42,13 +42,13 @@ impl Gate {
         self.closed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether no verb is inside; after [`Gate::close`], this is final.
+    /// Whether no verb is inside; after [`VerbGate::close`], this is final.
     pub(super) fn is_empty(&self) -> bool {
         !self.inside.load(Ordering::SeqCst)
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for VerbPermit<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.inside.store(false, Ordering::Release);
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn nobody_is_behind_a_closed_gate() {
         for _ in 0..200 {
-            let (gate, word) = (Gate::default(), AtomicU64::new(0));
+            let (gate, word) = (VerbGate::default(), AtomicU64::new(0));
             thread::scope(|scope| {
                 scope.spawn(|| {
                     while let Some(_inside) = gate.enter() {

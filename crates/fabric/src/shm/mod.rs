@@ -25,7 +25,7 @@ pub use cluster::ShmCluster;
 pub use endpoint::{Shm, ShmDriver, ShmFabric, ShmOp};
 pub use server::{ShmServer, ShmServerConfig, ShmServerCounters};
 
-use crate::handshake::{HandshakeError, Refusal};
+use crate::handshake::{HandshakeError, HandshakeRefusal};
 use crate::{RegionError, ServerId};
 use thiserror::Error;
 
@@ -103,7 +103,7 @@ impl From<rustix::io::Errno> for ShmError {
 impl ShmError {
     /// Whether the server refused the connection because it has reached its limit.
     pub fn is_full(&self) -> bool {
-        let full = HandshakeError::Refused(Refusal::Full);
+        let full = HandshakeError::Refused(HandshakeRefusal::Full);
         matches!(self, Self::Handshake { error, .. } if *error == full)
     }
 }

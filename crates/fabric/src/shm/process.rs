@@ -12,10 +12,10 @@
 //!
 //! *Thread safety*: any thread.
 
-use super::gate::Gate;
+use super::gate::VerbGate;
 use super::socket::{self, Packet};
 use super::{ShmConfig, ShmError};
-use crate::clock::Clock;
+use crate::clock::ClusterClock;
 use crate::handshake::Token;
 use crate::listener::start_thread;
 use crate::sync::{Arc, Mutex, lock, thread};
@@ -31,7 +31,7 @@ use std::thread::JoinHandle;
 
 /// This process's view of a memory server.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct ShmServerView {
     pub(super) id: ServerId,
     pub(super) path: PathBuf,
     pub(super) region: Arc<Region>,
@@ -44,37 +44,37 @@ pub(super) struct Server {
 }
 
 #[derive(Debug)]
-pub struct Process {
+pub struct ShmProcess {
     pub(super) config: ShmConfig,
     pub(super) token: Token,
-    pub(super) servers: Vec<Server>,
-    pub(super) clock: Clock,
+    pub(super) servers: Vec<ShmServerView>,
+    pub(super) clock: ClusterClock,
     /// Stops the listening thread.
     pub(super) stop: OwnedFd,
-    state: Mutex<State>,
+    state: Mutex<ShmProcessState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    gates: Vec<Registered>,
+struct ShmProcessState {
+    gates: Vec<RegisteredEndpoint>,
     lost: Vec<bool>,
     /// By server and compute server: the first endpoint number that no fence covers.
     fenced_below: BTreeMap<(ServerId, u16), u64>,
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, FenceRequest>,
     next_request: u64,
 }
 
 #[derive(Debug)]
-struct Registered {
+struct RegisteredEndpoint {
     server: ServerId,
     compute_server: u16,
     number: u64,
-    gate: Arc<Gate>,
+    gate: Arc<VerbGate>,
 }
 
 /// A requested fence.
 #[derive(Debug)]
-struct Asked {
+struct FenceRequest {
     server: ServerId,
     outcome: Option<Result<(), Uncertainty>>,
     waker: Option<Waker>,
@@ -85,31 +85,42 @@ struct Asked {
 /// descheduled.
 const PATIENCE: usize = 100_000;
 
-impl Process {
+impl ShmProcess {
     pub(super) fn new(
         config: ShmConfig,
         token: Token,
-        servers: Vec<Server>,
-        clock: Clock,
+        servers: Vec<ShmServerView>,
+        clock: ClusterClock,
         stop: OwnedFd,
     ) -> Self {
-        let state = State { lost: vec![false; servers.len()], ..State::default() };
+        let state =
+            ShmProcessState { lost: vec![false; servers.len()], ..ShmProcessState::default() };
         Self { config, token, servers, clock, stop, state: Mutex::new(state) }
     }
 
     /// Registers endpoint `number` of `compute_server` at `server`, and returns its gate.
-    pub(super) fn register(&self, server: ServerId, compute_server: u16, number: u64) -> Arc<Gate> {
-        let gate = Arc::new(Gate::default());
+    pub(super) fn register(
+        &self,
+        server: ServerId,
+        compute_server: u16,
+        number: u64,
+    ) -> Arc<VerbGate> {
+        let gate = Arc::new(VerbGate::default());
         let mut state = lock(&self.state);
         let fenced_below = state.fenced_below.get(&(server, compute_server));
         if state.lost[server.index()] || fenced_below.is_some_and(|below| number < *below) {
             gate.close();
         }
-        state.gates.push(Registered { server, compute_server, number, gate: Arc::clone(&gate) });
+        state.gates.push(RegisteredEndpoint {
+            server,
+            compute_server,
+            number,
+            gate: Arc::clone(&gate),
+        });
         gate
     }
 
-    pub(super) fn unregister(&self, gate: &Arc<Gate>) {
+    pub(super) fn unregister(&self, gate: &Arc<VerbGate>) {
         lock(&self.state).gates.retain(|registered| !Arc::ptr_eq(&registered.gate, gate));
     }
 
@@ -140,7 +151,7 @@ impl Process {
         state.next_request += 1;
         let packet = Packet::Fence { request, compute_server };
         socket::send_packet(&self.servers[server.index()].socket, packet).ok()?;
-        state.asked.insert(request, Asked { server, outcome: None, waker: None });
+        state.asked.insert(request, FenceRequest { server, outcome: None, waker: None });
         Some(request)
     }
 
@@ -165,7 +176,7 @@ impl Process {
     /// Listens to the servers until it is told to stop.
     pub(super) fn listen(&self) {
         loop {
-            let heard: Vec<&Server> =
+            let heard: Vec<&ShmServerView> =
                 self.servers.iter().filter(|server| !self.is_lost(server.id)).collect();
             let mut polled: Vec<PollFd<'_>> = std::iter::once(&self.stop)
                 .chain(heard.iter().map(|server| &server.socket))
@@ -187,7 +198,7 @@ impl Process {
         }
     }
 
-    fn hear(&self, server: &Server) {
+    fn hear(&self, server: &ShmServerView) {
         let packet = match socket::receive(&server.socket) {
             Ok(None) => return,
             Ok(Some(received)) => received.packet(),
@@ -213,11 +224,11 @@ impl Process {
 
     /// Closes the gates of the endpoints; returns whether all of them became empty.
     fn stop_endpoints(&self, server: ServerId, compute_server: u16, below: u64) -> bool {
-        let gates: Vec<Arc<Gate>> = {
+        let gates: Vec<Arc<VerbGate>> = {
             let mut state = lock(&self.state);
             let known = state.fenced_below.entry((server, compute_server)).or_default();
             *known = below.max(*known);
-            let concerned = |it: &&Registered| {
+            let concerned = |it: &&RegisteredEndpoint| {
                 it.server == server && it.compute_server == compute_server && it.number < below
             };
             state.gates.iter().filter(concerned).map(|it| Arc::clone(&it.gate)).collect()
@@ -235,7 +246,7 @@ impl Process {
     }
 }
 
-impl Asked {
+impl FenceRequest {
     fn answer(&mut self, outcome: Result<(), Uncertainty>) {
         self.outcome.get_or_insert(outcome);
         if let Some(waker) = self.waker.take() {
@@ -246,13 +257,13 @@ impl Asked {
 
 /// A process with its listening thread, which ends when the last user drops this.
 #[derive(Debug)]
-pub struct Listening {
-    process: Arc<Process>,
+pub struct ListeningProcess {
+    process: Arc<ShmProcess>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Listening {
-    pub(super) fn start(process: Process) -> Result<Self, ShmError> {
+impl ListeningProcess {
+    pub(super) fn start(process: ShmProcess) -> Result<Self, ShmError> {
         let process = Arc::new(process);
         let listened = Arc::clone(&process);
         let thread = start_thread("shm-listener".into(), move || listened.listen())?;
@@ -260,15 +271,15 @@ impl Listening {
     }
 }
 
-impl Deref for Listening {
-    type Target = Process;
+impl Deref for ListeningProcess {
+    type Target = ShmProcess;
 
-    fn deref(&self) -> &Process {
+    fn deref(&self) -> &ShmProcess {
         &self.process
     }
 }
 
-impl Drop for Listening {
+impl Drop for ListeningProcess {
     fn drop(&mut self) {
         let told = rustix::io::write(&self.process.stop, &1_u64.to_ne_bytes());
         if let (Ok(_), Some(thread)) = (told, self.thread.take()) {

@@ -17,7 +17,7 @@
 //!
 //! *Invariants*: ring.R1. Each side keeps a private copy of the index that it writes, and never
 //! reads the shared one back. ring.R2. What comes from the other side (its index, a record's head)
-//! is read once, then checked, and only then used; invalid values are [`Garbage`]. ring.R3. a
+//! is read once, then checked, and only then used; invalid values are [`BadRing`]. ring.R3. a
 //! message is copied out, word by word and atomically, before any code looks at it. ring.R4. A side
 //! that finds nothing to do announces so in the header and checks again before it sleeps; a side
 //! that adds something checks the header afterwards. So no wake-up is lost.
@@ -47,11 +47,11 @@ pub(super) const FILE_BYTES: usize = (HEADER_WORDS + 2 * RING_WORDS) * 8;
 
 /// The ring's state is invalid: its other side is faulty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Garbage;
+pub(super) struct BadRing;
 
 /// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RingRecordKind {
     /// A request, or the reply to one.
     Message,
     /// Replaces a reply that would have had this many bytes.
@@ -60,7 +60,7 @@ pub(super) enum Kind {
 
 /// One of the two rings of a file.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Direction {
+pub(super) enum RingDirection {
     Requests,
     Replies,
 }
@@ -68,14 +68,14 @@ pub(super) enum Direction {
 #[derive(Debug)]
 struct Ring {
     file: Arc<Region>,
-    direction: Direction,
+    direction: RingDirection,
 }
 
 impl Ring {
     fn header(&self, line: usize) -> &AtomicU64 {
         let lines = match self.direction {
-            Direction::Requests => 0,
-            Direction::Replies => 4,
+            RingDirection::Requests => 0,
+            RingDirection::Replies => 4,
         };
         &self.file.words()[(lines + line) * LINE_WORDS]
     }
@@ -98,8 +98,8 @@ impl Ring {
 
     fn word(&self, index: u64) -> &AtomicU64 {
         let first = match self.direction {
-            Direction::Requests => HEADER_WORDS,
-            Direction::Replies => HEADER_WORDS + RING_WORDS,
+            RingDirection::Requests => HEADER_WORDS,
+            RingDirection::Replies => HEADER_WORDS + RING_WORDS,
         };
         &self.file.words()[first + index as usize % RING_WORDS]
     }
@@ -126,25 +126,30 @@ pub(super) struct Producer {
 
 impl Producer {
     /// Creates the only producer of a new ring.
-    pub(super) fn new(file: &Arc<Region>, direction: Direction) -> Self {
+    pub(super) fn new(file: &Arc<Region>, direction: RingDirection) -> Self {
         Self { ring: Ring { file: Arc::clone(file), direction }, tail: 0 }
     }
 
-    fn room(&self) -> Result<usize, Garbage> {
+    fn room(&self) -> Result<usize, BadRing> {
         let used = self.tail.wrapping_sub(self.ring.head().load(Ordering::Acquire));
-        RING_WORDS.checked_sub(usize::try_from(used).map_err(|_| Garbage)?).ok_or(Garbage)
+        RING_WORDS.checked_sub(usize::try_from(used).map_err(|_| BadRing)?).ok_or(BadRing)
     }
 
     /// Adds a record; returns `false` if there is no room for it.
-    pub(super) fn push(&mut self, id: u64, kind: Kind, bytes: &[u8]) -> Result<bool, Garbage> {
+    pub(super) fn push(
+        &mut self,
+        id: u64,
+        kind: RingRecordKind,
+        bytes: &[u8],
+    ) -> Result<bool, BadRing> {
         debug_assert!(bytes.len() <= MAX_MESSAGE_BYTES, "a message is bounded");
         let words = HEAD_WORDS + bytes.len().div_ceil(8);
         if self.room()? < words {
             return Ok(false);
         }
         let about = match kind {
-            Kind::Message => bytes.len() as u64,
-            Kind::TooLarge(bytes) => 1 << 48 | (bytes as u64).min((1 << 48) - 1),
+            RingRecordKind::Message => bytes.len() as u64,
+            RingRecordKind::TooLarge(bytes) => 1 << 48 | (bytes as u64).min((1 << 48) - 1),
         };
         self.ring.word(self.tail).store(id, Ordering::Relaxed);
         self.ring.word(self.tail.wrapping_add(1)).store(about, Ordering::Relaxed);
@@ -165,7 +170,7 @@ impl Producer {
     }
 
     /// Whether any record fits. If not, the consumer will wake the producer when it has made room.
-    pub(super) fn has_room(&self) -> Result<bool, Garbage> {
+    pub(super) fn has_room(&self) -> Result<bool, BadRing> {
         if self.room()? >= RECORD_WORDS {
             return Ok(true);
         }
@@ -183,35 +188,38 @@ pub(super) struct Consumer {
 
 impl Consumer {
     /// Creates the only consumer of a new ring.
-    pub(super) fn new(file: &Arc<Region>, direction: Direction) -> Self {
+    pub(super) fn new(file: &Arc<Region>, direction: RingDirection) -> Self {
         Self { ring: Ring { file: Arc::clone(file), direction }, head: 0 }
     }
 
-    fn available(&self) -> Result<usize, Garbage> {
+    fn available(&self) -> Result<usize, BadRing> {
         let filled = self.ring.tail().load(Ordering::Acquire).wrapping_sub(self.head);
-        usize::try_from(filled).ok().filter(|words| *words <= RING_WORDS).ok_or(Garbage)
+        usize::try_from(filled).ok().filter(|words| *words <= RING_WORDS).ok_or(BadRing)
     }
 
     /// Copies the next record's bytes to `message` and returns its id and kind; `None` if there is
     /// no record.
-    pub(super) fn pop(&mut self, message: &mut Message) -> Result<Option<(u64, Kind)>, Garbage> {
+    pub(super) fn pop(
+        &mut self,
+        message: &mut Message,
+    ) -> Result<Option<(u64, RingRecordKind)>, BadRing> {
         let available = self.available()?;
         if available == 0 {
             return Ok(None);
         }
         if available < HEAD_WORDS {
-            return Err(Garbage);
+            return Err(BadRing);
         }
         let id = self.ring.word(self.head).load(Ordering::Relaxed);
         let about = self.ring.word(self.head.wrapping_add(1)).load(Ordering::Relaxed);
-        let said = usize::try_from(about & ((1 << 48) - 1)).map_err(|_| Garbage)?;
+        let said = usize::try_from(about & ((1 << 48) - 1)).map_err(|_| BadRing)?;
         let (kind, bytes) = match about >> 48 {
-            0 => (Kind::Message, said),
-            1 => (Kind::TooLarge(said), 0),
-            _ => return Err(Garbage),
+            0 => (RingRecordKind::Message, said),
+            1 => (RingRecordKind::TooLarge(said), 0),
+            _ => return Err(BadRing),
         };
         if bytes > MAX_MESSAGE_BYTES || HEAD_WORDS + bytes.div_ceil(8) > available {
-            return Err(Garbage);
+            return Err(BadRing);
         }
         message.clear();
         message.resize(bytes, 0);
@@ -266,13 +274,13 @@ pub(super) mod vandal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Backing;
+    use crate::RegionBacking;
 
     fn ring() -> (Arc<Region>, Producer, Consumer) {
-        let backing = Backing::Shared { huge_pages: false };
+        let backing = RegionBacking::Shared { huge_pages: false };
         let file = Arc::new(Region::with_backing(FILE_BYTES, backing).unwrap());
-        let producer = Producer::new(&file, Direction::Replies);
-        let consumer = Consumer::new(&file, Direction::Replies);
+        let producer = Producer::new(&file, RingDirection::Replies);
+        let consumer = Consumer::new(&file, RingDirection::Replies);
         (file, producer, consumer)
     }
 
@@ -288,11 +296,14 @@ mod tests {
         for round in 0..50_usize {
             let bytes = sizes[round % sizes.len()];
             let sent = text(bytes, round);
-            assert!(producer.push(round as u64, Kind::Message, &sent).unwrap());
-            assert!(producer.push(7, Kind::TooLarge(bytes), &[]).unwrap());
-            assert_eq!(consumer.pop(&mut message), Ok(Some((round as u64, Kind::Message))));
+            assert!(producer.push(round as u64, RingRecordKind::Message, &sent).unwrap());
+            assert!(producer.push(7, RingRecordKind::TooLarge(bytes), &[]).unwrap());
+            assert_eq!(
+                consumer.pop(&mut message),
+                Ok(Some((round as u64, RingRecordKind::Message)))
+            );
             assert_eq!(&message[..], &sent[..]);
-            assert_eq!(consumer.pop(&mut message), Ok(Some((7, Kind::TooLarge(bytes)))));
+            assert_eq!(consumer.pop(&mut message), Ok(Some((7, RingRecordKind::TooLarge(bytes)))));
             assert_eq!(consumer.pop(&mut message), Ok(None));
         }
     }
@@ -302,12 +313,13 @@ mod tests {
         let (_file, mut producer, mut consumer) = ring();
         let mut message = Message::new();
         let (mut pushed, mut popped) = (0, 0);
-        while producer.push(pushed, Kind::Message, &text(1000, pushed as usize)).unwrap() {
+        while producer.push(pushed, RingRecordKind::Message, &text(1000, pushed as usize)).unwrap()
+        {
             pushed += 1;
         }
         assert!(pushed > 200);
         assert_eq!(producer.has_room(), Ok(false));
-        while consumer.pop(&mut message).unwrap() == Some((popped, Kind::Message)) {
+        while consumer.pop(&mut message).unwrap() == Some((popped, RingRecordKind::Message)) {
             assert_eq!(&message[..], &text(1000, popped as usize)[..]);
             popped += 1;
         }
@@ -320,12 +332,12 @@ mod tests {
     #[test]
     fn who_sleeps_is_woken_once() {
         let (_file, mut producer, mut consumer) = ring();
-        producer.push(1, Kind::Message, b"awake").unwrap();
+        producer.push(1, RingRecordKind::Message, b"awake").unwrap();
         assert!(!producer.must_wake());
         assert!(!consumer.may_sleep(), "there is something to do");
         consumer.pop(&mut Message::new()).unwrap();
         assert!(consumer.may_sleep());
-        producer.push(2, Kind::Message, b"asleep").unwrap();
+        producer.push(2, RingRecordKind::Message, b"asleep").unwrap();
         assert!(producer.must_wake());
         assert!(!producer.must_wake());
     }
@@ -351,7 +363,7 @@ mod tests {
         for (tail, words) in cases {
             let (_file, _, mut consumer) = ring();
             set(&consumer.ring, tail, words);
-            assert_eq!(consumer.pop(&mut Message::new()), Err(Garbage), "{tail} {words:?}");
+            assert_eq!(consumer.pop(&mut Message::new()), Err(BadRing), "{tail} {words:?}");
         }
         for head in [1, u64::MAX, 1 << 40] {
             let (_file, mut producer, _) = ring();
@@ -359,8 +371,8 @@ mod tests {
             // With tail 0, the head of an empty ring cannot be behind the tail; the check only
             // catches distances larger than the ring.
             assert_eq!(
-                producer.push(0, Kind::Message, b""),
-                if head == u64::MAX { Ok(true) } else { Err(Garbage) }
+                producer.push(0, RingRecordKind::Message, b""),
+                if head == u64::MAX { Ok(true) } else { Err(BadRing) }
             );
         }
     }

@@ -74,7 +74,7 @@ pub struct NetworkModel {
     pub post_ns: u64,
     /// Time of the endpoint's thread to ring the NIC's doorbell, once per batch, in nanoseconds.
     pub doorbell_ns: u64,
-    /// Number of ports per NIC, 1 to [`MOST_PORTS`]. A message takes the port that is free first.
+    /// Number of ports per NIC, 1 to [`MAX_PORTS`]. A message takes the port that is free first.
     pub ports: usize,
     /// Time for which an atomic occupies the memory server's NIC, in nanoseconds, during which no
     /// other atomic can run; 0 for no such limit.
@@ -88,7 +88,7 @@ pub struct NetworkModel {
 }
 
 /// Limit on [`NetworkModel::ports`].
-pub const MOST_PORTS: usize = 4;
+pub const MAX_PORTS: usize = 4;
 
 impl Default for NetworkModel {
     fn default() -> Self {

@@ -2,9 +2,9 @@
 
 use super::config::SimConfig;
 use super::events::Until;
-use super::network::Connection;
-use super::op::{Op, SimOp};
-use super::world::{Clock, Shared, World};
+use super::network::SimConnection;
+use super::op::{SimOp, SimOpHandle};
+use super::world::{SharedWorld, SkewedClock, World};
 use crate::access::check_alignment;
 use crate::body::Body;
 use crate::{
@@ -32,7 +32,7 @@ pub(super) struct EndpointState {
     /// Number of posted operations that the thread has not sent yet.
     pub(super) departing: Cell<usize>,
     /// By memory server.
-    pub(super) connections: RefCell<Vec<Connection>>,
+    pub(super) connections: RefCell<Vec<SimConnection>>,
     /// Whether something was posted since the last wait: later operations share its doorbell.
     batch_open: Cell<bool>,
     /// When the endpoint's thread becomes free.
@@ -64,7 +64,7 @@ impl EndpointState {
 /// One endpoint of a simulated compute server.
 #[derive(Clone, Debug)]
 pub struct SimFabric {
-    world: Shared,
+    world: SharedWorld,
     endpoint: Rc<EndpointState>,
     own: Rc<Own>,
     depth: usize,
@@ -81,7 +81,7 @@ struct Own {
 }
 
 impl SimFabric {
-    pub(super) fn new(world: &Shared, compute_server: u16) -> Self {
+    pub(super) fn new(world: &SharedWorld, compute_server: u16) -> Self {
         let (number, servers, opened, config) = {
             let mut world = world.borrow_mut();
             world.endpoints += 1;
@@ -101,7 +101,7 @@ impl SimFabric {
             number,
             in_flight: Cell::new(0),
             departing: Cell::new(0),
-            connections: RefCell::new(vec![Connection::default(); servers]),
+            connections: RefCell::new(vec![SimConnection::default(); servers]),
             batch_open: Cell::new(false),
             busy_until_ns: Cell::new(0),
         };
@@ -160,7 +160,7 @@ impl SimFabric {
         endpoint.in_flight.set(endpoint.in_flight.get() + 1);
         let leave_ns = endpoint.occupy(now_ns, cost_ns);
         let is_last = body.is_write() && world.is_last_write(endpoint.compute_server);
-        let op = Op::new(endpoint, server, deadline_ns, body);
+        let op = SimOpHandle::new(endpoint, server, deadline_ns, body);
         world.post(Rc::clone(&op), leave_ns);
         if is_last {
             // Nothing that the thread does before its next wait has any effect now.
@@ -202,7 +202,7 @@ impl SimFabric {
     }
 
     /// This compute server's clock.
-    fn clock(&self) -> Clock {
+    fn clock(&self) -> SkewedClock {
         self.world.borrow_mut().compute_server(self.endpoint.compute_server).clock
     }
 

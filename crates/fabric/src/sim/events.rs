@@ -3,8 +3,8 @@
 //! *Invariants*: events.E1. Time never goes back. events.E2. Events at the same time happen in the
 //! order in which they were scheduled, so a run is a function of its settings alone.
 
-use super::op::Op;
-use super::world::Shared;
+use super::op::SimOpHandle;
+use super::world::SharedWorld;
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::future::Future;
@@ -14,25 +14,25 @@ use std::task::{Context, Poll, Waker};
 
 /// An event at a point in virtual time.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum SimEvent {
     /// A task waited for this time; the index of its waker.
     Wake(usize),
     /// The endpoint's thread sends the request.
-    Depart(Rc<Op>),
+    Depart(Rc<SimOpHandle>),
     /// The request's first byte reaches the memory server's port.
-    Arrive(Rc<Op>),
+    Arrive(Rc<SimOpHandle>),
     /// The whole request has arrived and joins the queue for a core.
-    Enqueue(Rc<Op>),
+    Enqueue(Rc<SimOpHandle>),
     /// A piece of the verb takes effect.
-    Effect(Rc<Op>, u8),
+    Effect(Rc<SimOpHandle>, u8),
     /// The reply's first byte reaches the compute server's port.
-    ReplyArrive(Rc<Op>),
+    ReplyArrive(Rc<SimOpHandle>),
     /// The completion has arrived.
-    Complete(Rc<Op>),
+    Complete(Rc<SimOpHandle>),
     /// The operation's deadline has passed.
-    Deadline(Rc<Op>),
+    Deadline(Rc<SimOpHandle>),
     /// The client notices the death of the operation's memory server.
-    Lost(Rc<Op>),
+    Lost(Rc<SimOpHandle>),
     /// A memory server dies.
     KillMemory(u16),
     /// The memory server's process ends, and another begins with empty memory.
@@ -41,7 +41,7 @@ pub(super) enum Event {
     KillCompute(u16),
 }
 
-impl Event {
+impl SimEvent {
     fn kind(&self) -> u64 {
         match self {
             Self::Wake(_) => 1,
@@ -64,7 +64,7 @@ impl Event {
 struct Scheduled {
     at_ns: u64,
     sequence: u64,
-    event: Event,
+    event: SimEvent,
 }
 
 impl Scheduled {
@@ -98,11 +98,11 @@ impl Ord for Scheduled {
 
 /// The clock and the pending events.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(super) struct EventQueue {
     now_ns: u64,
     sequence: u64,
     heap: BinaryHeap<Scheduled>,
-    /// Wakers of [`Event::Wake`]; an index is free again once its event has happened.
+    /// Wakers of [`SimEvent::Wake`]; an index is free again once its event has happened.
     wakers: Vec<Option<Waker>>,
     /// By the same index: the compute server that the task runs on, if any.
     waiting_on: Vec<Option<u16>>,
@@ -111,7 +111,7 @@ pub(super) struct Events {
     trace_hash: u64,
 }
 
-impl Events {
+impl EventQueue {
     #[inline]
     pub(super) fn now_ns(&self) -> u64 {
         self.now_ns
@@ -128,7 +128,7 @@ impl Events {
     }
 
     #[inline]
-    pub(super) fn schedule(&mut self, at_ns: u64, event: Event) {
+    pub(super) fn schedule(&mut self, at_ns: u64, event: SimEvent) {
         debug_assert!(at_ns >= self.now_ns, "cannot schedule an event in the past");
         self.sequence += 1;
         self.heap.push(Scheduled { at_ns, sequence: self.sequence, event });
@@ -136,7 +136,7 @@ impl Events {
 
     /// The next event; advances the clock to it.
     #[inline]
-    pub(super) fn next(&mut self) -> Option<Event> {
+    pub(super) fn next(&mut self) -> Option<SimEvent> {
         let Scheduled { at_ns, sequence, event } = self.heap.pop()?;
         self.now_ns = self.now_ns.max(at_ns);
         self.happened += 1;
@@ -153,7 +153,7 @@ impl Events {
         });
         self.wakers[place] = Some(waker);
         self.waiting_on[place] = on;
-        self.schedule(at_ns, Event::Wake(place));
+        self.schedule(at_ns, SimEvent::Wake(place));
         place
     }
 
@@ -162,7 +162,7 @@ impl Events {
         self.waiting_on[place]
     }
 
-    /// Handles [`Event::Wake`].
+    /// Handles [`SimEvent::Wake`].
     pub(super) fn wake(&mut self, place: usize) {
         self.vacant.push(place);
         if let Some(waker) = self.wakers[place].take() {
@@ -174,7 +174,7 @@ impl Events {
 /// Waits for a point in virtual time.
 #[derive(Debug)]
 pub(super) struct Until<'a> {
-    world: &'a Shared,
+    world: &'a SharedWorld,
     at_ns: u64,
     /// The compute server that the task runs on, if any.
     on: Option<u16>,
@@ -183,7 +183,7 @@ pub(super) struct Until<'a> {
 }
 
 impl<'a> Until<'a> {
-    pub(super) fn new(world: &'a Shared, at_ns: u64, on: Option<u16>) -> Self {
+    pub(super) fn new(world: &'a SharedWorld, at_ns: u64, on: Option<u16>) -> Self {
         Self { world, at_ns, on, place: None }
     }
 }

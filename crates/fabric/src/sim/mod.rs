@@ -24,27 +24,27 @@ mod statistics;
 mod tearing;
 mod world;
 
-pub use config::{Faults, LastWords, MOST_PORTS, NetworkModel, Outage, SimConfig, Slow, Verb};
+pub use config::{Faults, LastWords, MAX_PORTS, NetworkModel, Outage, SimConfig, Slow, Verb};
 pub(crate) use endpoint::Charge;
 pub use endpoint::SimFabric;
 pub use op::SimOp;
 pub use statistics::{MemoryServerStatistics, NicStatistics, SimStatistics};
 
 use crate::clients::ClientTask;
-use crate::executor::{BoxTask, Driver, Executor, Progress, Requests};
+use crate::executor::{BoxTask, Driver, DriverProgress, Executor, ExecutorRequests};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use crate::{Calls, ServerId};
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use world::{Doom, Group, Shared, Step, World};
+use world::{ScheduledKill, SharedWorld, TaskGroup, World, WorldStep};
 
 /// A simulated cluster. Virtual time, servers and messages in flight carry over from one run to the
 /// next.
 #[derive(Debug)]
 pub struct SimCluster<S: Calls> {
-    world: Shared,
+    world: SharedWorld,
     services: Vec<Arc<S>>,
     /// By memory server and core.
     cores: Vec<Vec<CoreTask>>,
@@ -110,7 +110,8 @@ impl<S: Calls> SimCluster<S> {
         writes: u64,
         last_words: LastWords,
     ) {
-        self.world.borrow_mut().doom = Some(Doom { servers, writes_left: writes, last_words });
+        self.world.borrow_mut().doom =
+            Some(ScheduledKill { servers, writes_left: writes, last_words });
     }
 
     /// Cancels a death scheduled by [`Self::kill_compute_servers_at_write`]. Returns the number of
@@ -145,7 +146,7 @@ impl<S: Calls> SimCluster<S> {
         self.world.borrow_mut().be_patient();
         for (server, cores) in (0..).zip(&self.cores) {
             for core in cores {
-                executor.spawn(Group::Memory(server).number(), core.clone());
+                executor.spawn(TaskGroup::Memory(server).number(), core.clone());
             }
         }
         for (number, server) in compute_servers.iter().enumerate() {
@@ -153,9 +154,9 @@ impl<S: Calls> SimCluster<S> {
                 continue;
             }
             let client = start(SimFabric::new(&self.world, *server), number);
-            executor.spawn_boxed(Group::Compute(*server).number(), client);
+            executor.spawn_boxed(TaskGroup::Compute(*server).number(), client);
         }
-        let ended = executor.run_groups(|group| group < Group::FIRST_MEMORY, &driver);
+        let ended = executor.run_groups(|group| group < TaskGroup::FIRST_MEMORY, &driver);
         assert!(
             ended,
             "deadlock at {} ns of virtual time: no event can wake the remaining clients",
@@ -183,19 +184,19 @@ struct Orders {
     /// Number of servers that have died.
     deaths: AtomicU64,
     any: AtomicBool,
-    kill: Mutex<Vec<Group>>,
+    kill: Mutex<Vec<TaskGroup>>,
     progressed: AtomicBool,
 }
 
 impl SimControl {
     /// Stops a memory server for good.
     pub fn kill_memory_server(&self, server: ServerId) {
-        self.order(Group::Memory(server.number()));
+        self.order(TaskGroup::Memory(server.number()));
     }
 
     /// Stops a compute server, with all its clients.
     pub fn kill_compute_server(&self, server: u16) {
-        self.order(Group::Compute(server));
+        self.order(TaskGroup::Compute(server));
     }
 
     /// Reports progress: restarts the time limit of [`SimConfig::give_up_after_ns`].
@@ -208,12 +209,12 @@ impl SimControl {
         self.0.deaths.load(Ordering::Acquire)
     }
 
-    fn order(&self, group: Group) {
+    fn order(&self, group: TaskGroup) {
         lock(&self.0.kill).push(group);
         self.0.any.store(true, Ordering::Release);
     }
 
-    fn take(&self) -> Vec<Group> {
+    fn take(&self) -> Vec<TaskGroup> {
         if !self.0.any.load(Ordering::Acquire) {
             return Vec::new();
         }
@@ -256,20 +257,20 @@ impl Future for CoreTask {
 }
 
 struct SimDriver<'a> {
-    world: &'a Shared,
+    world: &'a SharedWorld,
     control: &'a SimControl,
     cores: &'a [Vec<CoreTask>],
 }
 
 impl Driver for SimDriver<'_> {
-    fn requests(&self) -> Option<Requests> {
+    fn requests(&self) -> Option<ExecutorRequests> {
         let died = {
             let mut world = self.world.borrow_mut();
             world.take_late_answers();
             for group in self.control.take() {
                 match group {
-                    Group::Memory(server) => world.kill_memory_server(server),
-                    Group::Compute(server) => world.kill_compute_server(server),
+                    TaskGroup::Memory(server) => world.kill_memory_server(server),
+                    TaskGroup::Compute(server) => world.kill_compute_server(server),
                 }
             }
             if world.died.is_empty() {
@@ -279,24 +280,27 @@ impl Driver for SimDriver<'_> {
         };
         self.control.0.deaths.fetch_add(died.len() as u64, Ordering::AcqRel);
         for group in &died {
-            if let Group::Memory(server) = group {
+            if let TaskGroup::Memory(server) = group {
                 self.cores[usize::from(*server)].iter().for_each(CoreTask::stop);
             }
         }
-        Some(Requests { spawn: Vec::new(), kill: died.into_iter().map(Group::number).collect() })
+        Some(ExecutorRequests {
+            spawn: Vec::new(),
+            kill: died.into_iter().map(TaskGroup::number).collect(),
+        })
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> DriverProgress {
         let mut world = self.world.borrow_mut();
         loop {
             match world.step() {
-                Step::Quiet => {}
-                Step::Woke => return Progress::Advanced,
-                Step::Empty => return Progress::Stuck,
-                Step::Overdue if self.control.0.progressed.swap(false, Ordering::AcqRel) => {
+                WorldStep::Quiet => {}
+                WorldStep::Woke => return DriverProgress::Advanced,
+                WorldStep::Empty => return DriverProgress::Stuck,
+                WorldStep::Overdue if self.control.0.progressed.swap(false, Ordering::AcqRel) => {
                     world.be_patient();
                 }
-                Step::Overdue => panic!(
+                WorldStep::Overdue => panic!(
                     "no progress for {} ns of virtual time (give_up_after_ns): an endless loop?",
                     world.config.give_up_after_ns
                 ),

@@ -1,13 +1,13 @@
 //! The network's state: when ports become free, and the order that each connection must keep.
 
-use super::config::MOST_PORTS;
+use super::config::MAX_PORTS;
 use std::collections::BTreeMap;
 
 /// A NIC: one message at a time in each direction of each port.
 #[derive(Debug, Default)]
 pub(super) struct Nic {
-    pub(super) send: Direction,
-    pub(super) receive: Direction,
+    pub(super) send: PortDirection,
+    pub(super) receive: PortDirection,
     pub(super) atomics: Atomics,
 }
 
@@ -20,7 +20,7 @@ pub(super) struct Atomics {
 }
 
 /// Number of recently used words to track; beyond it, old ones are swept.
-const MOST_WORDS: usize = 4096;
+const MAX_WORDS: usize = 4096;
 
 impl Atomics {
     /// The time at which an atomic on the word at `offset` takes effect if it is ready at
@@ -35,7 +35,7 @@ impl Atomics {
         let start_ns = ready_ns.max(self.free_ns).max(of_word);
         self.free_ns = start_ns + unit_ns;
         if word_ns > 0 {
-            if self.words.len() >= MOST_WORDS {
+            if self.words.len() >= MAX_WORDS {
                 self.words.retain(|_, free_ns| *free_ns > ready_ns);
             }
             self.words.insert(offset, start_ns + word_ns);
@@ -46,13 +46,13 @@ impl Atomics {
 
 /// One direction of all ports.
 #[derive(Debug, Default)]
-pub(super) struct Direction {
-    free_ns: [u64; MOST_PORTS],
+pub(super) struct PortDirection {
+    free_ns: [u64; MAX_PORTS],
     pub(super) busy_ns: u64,
     pub(super) messages: u64,
 }
 
-impl Direction {
+impl PortDirection {
     /// Occupies one of `ports` ports for `cost_ns`, from `ready_ns` or when it becomes free;
     /// returns the start time of the message.
     #[inline]
@@ -74,7 +74,7 @@ impl Direction {
 /// F3. A verb posted after a lost WRITE is lost as well, so a later verb never takes effect without
 /// the earlier WRITE.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Connection {
+pub(super) struct SimConnection {
     /// Arrival time of the last WRITE sent.
     pub(super) write_arrives_ns: u64,
     /// Time at which the last WRITE that arrived has taken effect.
@@ -87,7 +87,7 @@ pub(super) struct Connection {
     pub(super) cut: bool,
 }
 
-impl Connection {
+impl SimConnection {
     /// Replaces the connection by a new one.
     pub(super) fn reset(&mut self) {
         *self = Self { generation: self.generation + 1, cut: self.cut, ..Self::default() };

@@ -79,7 +79,7 @@ pub(super) struct OpState {
 
 /// An operation in the simulated fabric.
 #[derive(Debug)]
-pub(super) struct Op {
+pub(super) struct SimOpHandle {
     pub(super) endpoint: Rc<EndpointState>,
     pub(super) server: ServerId,
     pub(super) verb: Verb,
@@ -90,7 +90,7 @@ pub(super) struct Op {
     pub(super) state: RefCell<OpState>,
 }
 
-impl Op {
+impl SimOpHandle {
     pub(super) fn new(
         endpoint: &Rc<EndpointState>,
         server: ServerId,
@@ -121,14 +121,14 @@ impl Op {
 /// A posted operation of the simulator.
 #[derive(Debug)]
 #[must_use = "an operation is only known to have happened once it is awaited"]
-pub struct SimOp<T>(Posted<T>);
+pub struct SimOp<T>(SimOpStage<T>);
 
 #[derive(Debug)]
-enum Posted<T> {
+enum SimOpStage<T> {
     /// Refused when posted.
     Refused(Option<FabricError>),
     InFlight {
-        op: Rc<Op>,
+        op: Rc<SimOpHandle>,
         finish: fn(Body) -> T,
     },
 }
@@ -137,12 +137,12 @@ impl<T> Unpin for SimOp<T> {}
 
 impl<T> SimOp<T> {
     pub(super) fn refused(error: FabricError) -> Self {
-        Self(Posted::Refused(Some(error)))
+        Self(SimOpStage::Refused(Some(error)))
     }
 
     /// `finish` extracts the value from the ended operation.
-    pub(super) fn in_flight(op: Rc<Op>, finish: fn(Body) -> T) -> Self {
-        Self(Posted::InFlight { op, finish })
+    pub(super) fn in_flight(op: Rc<SimOpHandle>, finish: fn(Body) -> T) -> Self {
+        Self(SimOpStage::InFlight { op, finish })
     }
 }
 
@@ -151,10 +151,10 @@ impl<T> Future for SimOp<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.0 {
-            Posted::Refused(error) => {
+            SimOpStage::Refused(error) => {
                 Poll::Ready(Err(error.take().expect("a completed operation is not polled again")))
             }
-            Posted::InFlight { op, finish } => {
+            SimOpStage::InFlight { op, finish } => {
                 op.endpoint.close_batch();
                 let mut state = op.state.borrow_mut();
                 match state.result.clone() {

@@ -5,10 +5,10 @@ use crate::Section;
 
 /// By section.
 #[derive(Debug, Default)]
-pub(super) struct Sections([State; Section::COUNT]);
+pub(super) struct Sections([SectionState; Section::COUNT]);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct State {
+struct SectionState {
     free_ns: u64,
     /// The socket of the last thread inside, if any.
     socket: Option<u64>,
@@ -28,7 +28,8 @@ impl Sections {
         let state = &mut self.0[section.index()];
         let is_away = state.socket.is_some_and(|last| last != socket);
         let turn_ns = if is_away { ns * factor } else { ns };
-        *state = State { free_ns: state.free_ns.max(ready_ns) + turn_ns, socket: Some(socket) };
+        *state =
+            SectionState { free_ns: state.free_ns.max(ready_ns) + turn_ns, socket: Some(socket) };
         state.free_ns
     }
 }

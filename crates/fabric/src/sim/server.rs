@@ -8,19 +8,19 @@
 
 use super::events::Until;
 use super::network::Nic;
-use super::op::Op;
-use super::world::Shared;
-use crate::handshake::{Identity, Role};
+use super::op::SimOpHandle;
+use super::world::SharedWorld;
+use crate::handshake::{PeerIdentity, PeerRole};
 use crate::region::Region;
 use crate::sync::{Arc, AtomicBool, Mutex, Ordering, lock};
-use crate::{Answers, Call, Calls, Cpu, Message, ReplySink, Rule, Ticket, Work};
+use crate::{CallTicket, Calls, Cpu, LaterAnswers, Message, ReplySink, Rule, ServiceCall, Work};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 #[derive(Debug)]
-pub(super) struct MemoryServer {
+pub(super) struct SimMemoryServer {
     pub(super) alive: bool,
     /// Whether another process, with empty memory, answers at the server's address.
     pub(super) restarted: bool,
@@ -31,11 +31,11 @@ pub(super) struct MemoryServer {
     pub(super) nic: Nic,
     /// Fenced compute servers, each with the number of its newest fenced endpoint.
     pub(super) fenced: BTreeMap<u16, u64>,
-    queue: VecDeque<Rc<Op>>,
+    queue: VecDeque<Rc<SimOpHandle>>,
     /// Requests that will be answered later, by ticket number.
-    deferred: BTreeMap<u64, Rc<Op>>,
+    deferred: BTreeMap<u64, Rc<SimOpHandle>>,
     tickets: u64,
-    cores: Vec<Core>,
+    cores: Vec<SimServerCore>,
     pub(super) core_busy_ns: u64,
     pub(super) requests: u64,
     pub(super) longest_queue: usize,
@@ -46,11 +46,11 @@ pub(super) struct MemoryServer {
 #[derive(Debug, Default)]
 pub(super) struct LateAnswers {
     any: AtomicBool,
-    given: Mutex<Vec<(Ticket, Option<Message>)>>,
+    given: Mutex<Vec<(CallTicket, Option<Message>)>>,
 }
 
 impl LateAnswers {
-    pub(super) fn take(&self) -> Vec<(Ticket, Option<Message>)> {
+    pub(super) fn take(&self) -> Vec<(CallTicket, Option<Message>)> {
         if !self.any.load(Ordering::Acquire) {
             return Vec::new();
         }
@@ -59,22 +59,22 @@ impl LateAnswers {
     }
 }
 
-impl Answers for LateAnswers {
-    fn answer(&self, ticket: Ticket, reply: Option<Message>) {
+impl LaterAnswers for LateAnswers {
+    fn answer(&self, ticket: CallTicket, reply: Option<Message>) {
         lock(&self.given).push((ticket, reply));
         self.any.store(true, Ordering::Release);
     }
 }
 
 #[derive(Debug, Default)]
-struct Core {
+struct SimServerCore {
     /// The core's current request, until its reply is posted.
-    serves: Option<Rc<Op>>,
+    serves: Option<Rc<SimOpHandle>>,
     /// The waker of the core's task, while it waits for a request.
     idle: Option<Waker>,
 }
 
-impl MemoryServer {
+impl SimMemoryServer {
     pub(super) fn new(region: Option<Arc<Region>>, cores: usize) -> Self {
         Self {
             alive: true,
@@ -86,7 +86,7 @@ impl MemoryServer {
             queue: VecDeque::new(),
             deferred: BTreeMap::new(),
             tickets: 0,
-            cores: (0..cores).map(|_| Core::default()).collect(),
+            cores: (0..cores).map(|_| SimServerCore::default()).collect(),
             core_busy_ns: 0,
             requests: 0,
             longest_queue: 0,
@@ -94,7 +94,7 @@ impl MemoryServer {
     }
 
     /// Queues a request; returns whether this woke an idle core.
-    pub(super) fn enqueue(&mut self, op: Rc<Op>) -> bool {
+    pub(super) fn enqueue(&mut self, op: Rc<SimOpHandle>) -> bool {
         self.queue.push_back(op);
         self.longest_queue = self.longest_queue.max(self.queue.len());
         let idle = self.cores.iter_mut().find_map(|core| core.idle.take());
@@ -107,7 +107,7 @@ impl MemoryServer {
     }
 
     /// Takes all requests that wait or are being served. None of them will be answered.
-    pub(super) fn take_requests(&mut self) -> Vec<Rc<Op>> {
+    pub(super) fn take_requests(&mut self) -> Vec<Rc<SimOpHandle>> {
         let mut requests: Vec<_> = self.queue.drain(..).collect();
         for core in &mut self.cores {
             core.idle = None;
@@ -118,14 +118,14 @@ impl MemoryServer {
     }
 
     /// Keeps a request that will be answered later; returns its ticket number.
-    fn defer(&mut self, op: &Rc<Op>) -> u64 {
+    fn defer(&mut self, op: &Rc<SimOpHandle>) -> u64 {
         self.tickets += 1;
         self.deferred.insert(self.tickets, Rc::clone(op));
         self.tickets
     }
 
     /// The request of a ticket, if it can still be answered.
-    pub(super) fn take_deferred(&mut self, ticket: u64) -> Option<Rc<Op>> {
+    pub(super) fn take_deferred(&mut self, ticket: u64) -> Option<Rc<SimOpHandle>> {
         self.deferred.remove(&ticket)
     }
 }
@@ -133,7 +133,7 @@ impl MemoryServer {
 /// A core of a memory server, which runs the service's code.
 #[derive(Debug)]
 struct SimCpu {
-    world: Shared,
+    world: SharedWorld,
     server: usize,
     core: usize,
     broken: Option<Rule>,
@@ -167,7 +167,12 @@ impl Cpu for SimCpu {
 }
 
 /// The task of core number `core` of memory server number `server`.
-pub(super) async fn run_core<S: Calls>(world: Shared, service: Arc<S>, server: usize, core: usize) {
+pub(super) async fn run_core<S: Calls>(
+    world: SharedWorld,
+    service: Arc<S>,
+    server: usize,
+    core: usize,
+) {
     let broken = world.borrow().config.broken;
     let cpu = SimCpu { world: Rc::clone(&world), server, core, broken };
     loop {
@@ -182,8 +187,9 @@ pub(super) async fn run_core<S: Calls>(world: Shared, service: Arc<S>, server: u
             ReplySink::new(world.late_answers(), ticket)
         };
         let number = op.endpoint.compute_server;
-        let peer = Identity { role: Role::ComputeServer, number, epoch: op.endpoint.number };
-        service.call(&cpu, Call::new(peer, &request, &mut reply, &mut defer)).await;
+        let peer =
+            PeerIdentity { role: PeerRole::ComputeServer, number, epoch: op.endpoint.number };
+        service.call(&cpu, ServiceCall::new(peer, &request, &mut reply, &mut defer)).await;
         {
             let mut world = world.borrow_mut();
             world.memory[server].cores[core].serves = None;
@@ -198,7 +204,7 @@ pub(super) async fn run_core<S: Calls>(world: Shared, service: Arc<S>, server: u
     }
 }
 
-async fn next_request(world: &Shared, server: usize, core: usize) -> Rc<Op> {
+async fn next_request(world: &SharedWorld, server: usize, core: usize) -> Rc<SimOpHandle> {
     poll_fn(|context| {
         let server = &mut world.borrow_mut().memory[server];
         let Some(op) = server.queue.pop_front() else {

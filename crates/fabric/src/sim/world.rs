@@ -6,16 +6,17 @@
 //! ```
 //!
 //! Each step occupies the ports and takes the time that the network model defines. At each step, a
-//! message can be lost or a server found dead. `Deadline` and `Lost` end an operation without a
-//! completion; its remaining events still happen, and may take effect later (contract F7).
+//! message can be lost or a server found dead. `Deadline` and `ConnectionLost` end an operation
+//! without a completion; its remaining events still happen, and may take effect later (contract
+//! F7).
 
-use super::config::{LastWords, MOST_PORTS, Outage, SimConfig, Slow};
+use super::config::{LastWords, MAX_PORTS, Outage, SimConfig, Slow};
 use super::endpoint::EndpointState;
-use super::events::{Event, Events};
+use super::events::{EventQueue, SimEvent};
 use super::network::Nic;
-use super::op::Op;
+use super::op::SimOpHandle;
 use super::sections::Sections;
-use super::server::{LateAnswers, MemoryServer};
+use super::server::{LateAnswers, SimMemoryServer};
 use super::tearing;
 use crate::access::check_lent;
 use crate::body::Body;
@@ -29,7 +30,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// The world, shared by everything on its one thread.
-pub(super) type Shared = Rc<RefCell<World>>;
+pub(super) type SharedWorld = Rc<RefCell<World>>;
 
 /// How far ahead an endpoint may reserve its port: the time of a few posts. An event for each of
 /// them would only slow the simulator down.
@@ -41,12 +42,12 @@ const BOOK_AHEAD_OF_OTHERS_NS: u64 = 200;
 
 /// The state of a compute server.
 #[derive(Debug)]
-pub(super) struct ComputeServer {
+pub(super) struct SimComputeServer {
     pub(super) alive: bool,
     /// Endpoints up to this number belong to lives that have ended.
     ended: u64,
     pub(super) nic: Nic,
-    pub(super) clock: Clock,
+    pub(super) clock: SkewedClock,
     pub(super) sections: Sections,
     /// Number of endpoints opened here.
     pub(super) opened: u64,
@@ -54,13 +55,13 @@ pub(super) struct ComputeServer {
 
 /// The deviation of a compute server's clock from virtual time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct SkewedClock {
     offset_ns: u64,
     /// Drift in parts per million; positive if the clock is fast.
     drift_ppm: i64,
 }
 
-impl Clock {
+impl SkewedClock {
     const MILLION: i128 = 1_000_000;
 
     fn of(server: u16, config: &SimConfig) -> Self {
@@ -98,7 +99,7 @@ impl Clock {
 
 /// Compute servers that die together at one of their WRITEs.
 #[derive(Debug)]
-pub(super) struct Doom {
+pub(super) struct ScheduledKill {
     pub(super) servers: Vec<u16>,
     /// Number of WRITEs that they may still post before their death.
     pub(super) writes_left: u64,
@@ -108,17 +109,17 @@ pub(super) struct Doom {
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) config: SimConfig,
-    pub(super) events: Events,
+    pub(super) events: EventQueue,
     rng: SmallRng,
-    pub(super) compute: Vec<ComputeServer>,
-    pub(super) memory: Vec<MemoryServer>,
+    pub(super) compute: Vec<SimComputeServer>,
+    pub(super) memory: Vec<SimMemoryServer>,
     /// Executor groups of servers that have died since the executor last asked.
-    pub(super) died: Vec<Group>,
+    pub(super) died: Vec<TaskGroup>,
     late: ObjectArc<LateAnswers>,
     pub(super) endpoints: u64,
     /// Number of unique numbers handed out.
     pub(super) unique: u64,
-    pub(super) doom: Option<Doom>,
+    pub(super) doom: Option<ScheduledKill>,
     /// What happens to dead compute servers' messages in flight.
     last_words: LastWords,
     give_up_at_ns: u64,
@@ -130,12 +131,12 @@ pub(super) struct World {
 
 /// The executor group of a server's tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Group {
+pub(super) enum TaskGroup {
     Compute(u16),
     Memory(u16),
 }
 
-impl Group {
+impl TaskGroup {
     /// The group's number in the executor.
     pub(super) fn number(self) -> u32 {
         match self {
@@ -150,7 +151,7 @@ impl Group {
 
 /// The result of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum WorldStep {
     /// An event happened that affected no task.
     Quiet,
     /// A task was woken, or tasks died.
@@ -167,19 +168,20 @@ impl World {
         assert!(config.cores_per_memory_server > 0, "cores_per_memory_server must be at least 1");
         assert!(config.yield_ns > 0, "yield_ns must be at least 1");
         let ports = config.network.ports;
-        assert!((1..=MOST_PORTS).contains(&ports), "a NIC has 1 to {MOST_PORTS} ports");
+        assert!((1..=MAX_PORTS).contains(&ports), "a NIC has 1 to {MAX_PORTS} ports");
         assert!(config.cost.numa_factor > 0, "numa_factor must be at least 1");
         let cores = config.cores_per_memory_server;
-        let memory = regions.into_iter().map(|region| MemoryServer::new(region, cores)).collect();
-        let mut events = Events::default();
+        let memory =
+            regions.into_iter().map(|region| SimMemoryServer::new(region, cores)).collect();
+        let mut events = EventQueue::default();
         for &(server, at_ns) in &config.faults.kill_memory_server_at_ns {
-            events.schedule(at_ns, Event::KillMemory(server));
+            events.schedule(at_ns, SimEvent::KillMemory(server));
         }
         for &(server, at_ns) in &config.faults.restart_memory_server_at_ns {
-            events.schedule(at_ns, Event::RestartMemory(server));
+            events.schedule(at_ns, SimEvent::RestartMemory(server));
         }
         for &(server, at_ns) in &config.faults.kill_compute_server_at_ns {
-            events.schedule(at_ns, Event::KillCompute(server));
+            events.schedule(at_ns, SimEvent::KillCompute(server));
         }
         Self {
             rng: SmallRng::seed_from_u64(config.seed),
@@ -208,11 +210,11 @@ impl World {
     }
 
     /// The state of compute server `server`, created on first use.
-    pub(super) fn compute_server(&mut self, server: u16) -> &mut ComputeServer {
+    pub(super) fn compute_server(&mut self, server: u16) -> &mut SimComputeServer {
         let needed = usize::from(server) + 1;
         while self.compute.len() < needed {
-            let clock = Clock::of(self.compute.len() as u16, &self.config);
-            self.compute.push(ComputeServer {
+            let clock = SkewedClock::of(self.compute.len() as u16, &self.config);
+            self.compute.push(SimComputeServer {
                 alive: true,
                 ended: 0,
                 nic: Nic::default(),
@@ -235,26 +237,26 @@ impl World {
     }
 
     /// Executes the next event.
-    pub(super) fn step(&mut self) -> Step {
+    pub(super) fn step(&mut self) -> WorldStep {
         self.woke = false;
         if self.events.now_ns() > self.give_up_at_ns {
-            return Step::Overdue;
+            return WorldStep::Overdue;
         }
-        let Some(event) = self.events.next() else { return Step::Empty };
-        let Some(event) = self.unless_paused(event) else { return Step::Quiet };
+        let Some(event) = self.events.next() else { return WorldStep::Empty };
+        let Some(event) = self.unless_paused(event) else { return WorldStep::Quiet };
         match event {
-            Event::Wake(place) => {
+            SimEvent::Wake(place) => {
                 self.events.wake(place);
                 self.woke = true;
             }
-            Event::Depart(op) => {
+            SimEvent::Depart(op) => {
                 op.endpoint.departing.set(op.endpoint.departing.get() - 1);
                 self.depart(&op, self.events.now_ns());
             }
-            Event::Arrive(op) => self.arrive(op),
-            Event::Enqueue(op) => self.enqueue(op),
-            Event::Effect(op, piece) => self.effect(&op, piece),
-            Event::ReplyArrive(op) => {
+            SimEvent::Arrive(op) => self.arrive(op),
+            SimEvent::Enqueue(op) => self.enqueue(op),
+            SimEvent::Effect(op, piece) => self.effect(&op, piece),
+            SimEvent::ReplyArrive(op) => {
                 let (cost_ns, now_ns) = (self.reply_ns(&op), self.events.now_ns());
                 let sender = usize::from(op.endpoint.compute_server);
                 if self.sender_lives(&op.endpoint) {
@@ -265,42 +267,42 @@ impl World {
                             receive.take(now_ns, cost_ns, self.config.network.ports)
                         }
                     };
-                    self.events.schedule(start_ns + cost_ns, Event::Complete(op));
+                    self.events.schedule(start_ns + cost_ns, SimEvent::Complete(op));
                 }
             }
-            Event::Complete(op) => {
+            SimEvent::Complete(op) => {
                 let reply = op.state.borrow().reply.clone();
                 self.end(&op, reply);
             }
-            Event::Deadline(op) => {
+            SimEvent::Deadline(op) => {
                 let why = Uncertainty::TimedOut;
                 self.end(&op, Err(FabricError::Indeterminate { server: op.server, why }));
             }
-            Event::Lost(op) => {
+            SimEvent::Lost(op) => {
                 let why = Uncertainty::ConnectionLost;
                 self.memory[op.server.index()].notice();
                 self.end(&op, Err(FabricError::Indeterminate { server: op.server, why }));
             }
-            Event::KillMemory(server) => self.kill_memory_server(server),
-            Event::RestartMemory(server) => {
+            SimEvent::KillMemory(server) => self.kill_memory_server(server),
+            SimEvent::RestartMemory(server) => {
                 self.kill_memory_server(server);
                 if let Some(restarted) = self.memory.get_mut(usize::from(server)) {
                     restarted.restarted = true;
                 }
             }
-            Event::KillCompute(server) => self.kill_compute_server(server),
+            SimEvent::KillCompute(server) => self.kill_compute_server(server),
         }
-        if self.woke { Step::Woke } else { Step::Quiet }
+        if self.woke { WorldStep::Woke } else { WorldStep::Quiet }
     }
 
     /// Postpones an event that a paused compute server can only notice later.
-    fn unless_paused(&mut self, event: Event) -> Option<Event> {
+    fn unless_paused(&mut self, event: SimEvent) -> Option<SimEvent> {
         if self.config.faults.pause_compute_server.is_empty() {
             return Some(event);
         }
         let server = match &event {
-            Event::Wake(place) => self.events.waits_on(*place),
-            Event::Complete(op) | Event::Deadline(op) | Event::Lost(op) => {
+            SimEvent::Wake(place) => self.events.waits_on(*place),
+            SimEvent::Complete(op) | SimEvent::Deadline(op) | SimEvent::Lost(op) => {
                 Some(op.endpoint.compute_server)
             }
             _ => None,
@@ -323,7 +325,7 @@ impl World {
     }
 
     /// Decides whether a message between two servers that is sent now is lost.
-    fn is_lost(&mut self, op: &Op) -> bool {
+    fn is_lost(&mut self, op: &SimOpHandle) -> bool {
         let now_ns = self.events.now_ns();
         let between = (op.endpoint.compute_server, op.server.number());
         if self.happens(self.config.faults.drop_probability) {
@@ -372,9 +374,9 @@ impl World {
     }
 
     /// Posts `op`; the endpoint's thread sends it at `leave_ns`.
-    pub(super) fn post(&mut self, op: Rc<Op>, leave_ns: u64) {
+    pub(super) fn post(&mut self, op: Rc<SimOpHandle>, leave_ns: u64) {
         if op.deadline_ns != u64::MAX {
-            self.events.schedule(op.deadline_ns, Event::Deadline(Rc::clone(&op)));
+            self.events.schedule(op.deadline_ns, SimEvent::Deadline(Rc::clone(&op)));
         }
         let ahead_ns = leave_ns - self.events.now_ns();
         let book_ahead_ns = match self.config.quantum_ns {
@@ -385,11 +387,11 @@ impl World {
             return self.depart(&op, leave_ns);
         }
         op.endpoint.departing.set(op.endpoint.departing.get() + 1);
-        self.events.schedule(leave_ns, Event::Depart(op));
+        self.events.schedule(leave_ns, SimEvent::Depart(op));
     }
 
     /// Sends the request through the compute server's port.
-    fn depart(&mut self, op: &Rc<Op>, at_ns: u64) {
+    fn depart(&mut self, op: &Rc<SimOpHandle>, at_ns: u64) {
         if !self.sender_lives(&op.endpoint) {
             return;
         }
@@ -426,12 +428,12 @@ impl World {
             }
         }
         if !lost {
-            self.events.schedule(arrives_ns, Event::Arrive(Rc::clone(op)));
+            self.events.schedule(arrives_ns, SimEvent::Arrive(Rc::clone(op)));
         }
     }
 
     /// Receives the request through the memory server's port.
-    fn arrive(&mut self, op: Rc<Op>) {
+    fn arrive(&mut self, op: Rc<SimOpHandle>) {
         let server = op.server.index();
         if !self.memory[server].alive {
             return self.lose(op);
@@ -452,7 +454,7 @@ impl World {
         };
         let there_ns = start_ns + cost_ns;
         if is_call {
-            return self.events.schedule(there_ns, Event::Enqueue(op));
+            return self.events.schedule(there_ns, SimEvent::Enqueue(op));
         }
         let write_done_ns = op.endpoint.connections.borrow()[server].write_done_ns;
         let mut first_ns = (there_ns + network.remote_access_ns).max(write_done_ns);
@@ -473,10 +475,10 @@ impl World {
             moments.sort_unstable();
             for (piece, at_ns) in (0..pieces).zip(moments) {
                 last_ns = *at_ns;
-                self.events.schedule(last_ns, Event::Effect(Rc::clone(&op), piece));
+                self.events.schedule(last_ns, SimEvent::Effect(Rc::clone(&op), piece));
             }
         } else {
-            self.events.schedule(first_ns, Event::Effect(Rc::clone(&op), 0));
+            self.events.schedule(first_ns, SimEvent::Effect(Rc::clone(&op), 0));
         }
         if is_write {
             op.endpoint.connections.borrow_mut()[server].write_done_ns = last_ns;
@@ -484,7 +486,7 @@ impl World {
     }
 
     /// Executes a piece of a verb; after the last one, sends the reply.
-    fn effect(&mut self, op: &Rc<Op>, piece: u8) {
+    fn effect(&mut self, op: &Rc<SimOpHandle>, piece: u8) {
         let pieces = op.state.borrow().pieces.as_ref().map_or(1, |(_, pieces)| *pieces);
         let is_last = piece + 1 == pieces;
         if !self.memory[op.server.index()].alive {
@@ -514,7 +516,7 @@ impl World {
 
     /// Whether the operation must no longer take effect: its sender has reset the connection (F9),
     /// or is fenced (F10).
-    fn is_void(&self, op: &Op) -> bool {
+    fn is_void(&self, op: &SimOpHandle) -> bool {
         let server = op.server.index();
         let fenced = self.memory[server].fenced.get(&op.endpoint.compute_server);
         if fenced.is_some_and(|newest| op.endpoint.number <= *newest) {
@@ -525,15 +527,15 @@ impl World {
     }
 
     /// Ends an operation that arrives at a server where its endpoint has no connection.
-    fn refuse(&mut self, op: Rc<Op>) {
+    fn refuse(&mut self, op: Rc<SimOpHandle>) {
         if !op.has_ended() {
-            self.events.schedule(self.events.now_ns(), Event::Lost(op));
+            self.events.schedule(self.events.now_ns(), SimEvent::Lost(op));
         }
     }
 
     /// Decides whether a dead compute server's messages stop here. The decision is random; once
     /// they have stopped, it is permanent.
-    fn is_cut(&mut self, op: &Op) -> bool {
+    fn is_cut(&mut self, op: &SimOpHandle) -> bool {
         let cut = match self.last_words {
             LastWords::Some => self.rng.random_bool(0.5),
             LastWords::None => true,
@@ -545,7 +547,7 @@ impl World {
     }
 
     /// Adds the request to the queue for a core.
-    fn enqueue(&mut self, op: Rc<Op>) {
+    fn enqueue(&mut self, op: Rc<SimOpHandle>) {
         if !self.memory[op.server.index()].alive {
             return self.lose(op);
         }
@@ -556,7 +558,7 @@ impl World {
     }
 
     /// Replies to a call that a core has served.
-    pub(super) fn reply_to_call(&mut self, op: &Rc<Op>, reply: Message) {
+    pub(super) fn reply_to_call(&mut self, op: &Rc<SimOpHandle>, reply: Message) {
         let bytes = reply.len();
         {
             let mut state = op.state.borrow_mut();
@@ -591,7 +593,7 @@ impl World {
         }
     }
 
-    fn send_reply(&mut self, op: &Rc<Op>, payload_bytes: usize) {
+    fn send_reply(&mut self, op: &Rc<SimOpHandle>, payload_bytes: usize) {
         let (network, now_ns) = (&self.config.network, self.events.now_ns());
         let cost_ns = network.message_ns(payload_bytes);
         let is_local = self.is_local(op);
@@ -605,25 +607,25 @@ impl World {
         if !self.is_lost(op) {
             let travel_ns = if is_local { 0 } else { self.travel_ns() };
             let arrives_ns = start_ns + travel_ns + self.slowed_ns(op, true);
-            self.events.schedule(arrives_ns, Event::ReplyArrive(Rc::clone(op)));
+            self.events.schedule(arrives_ns, SimEvent::ReplyArrive(Rc::clone(op)));
         }
     }
 
     /// Whether the operation is between a compute server and the memory server on the same machine.
-    fn is_local(&self, op: &Op) -> bool {
+    fn is_local(&self, op: &SimOpHandle) -> bool {
         self.config.network.co_located
             && op.endpoint.compute_server == op.server.number()
             && self.memory[op.server.index()].region.is_some()
     }
 
-    fn reply_ns(&self, op: &Op) -> u64 {
+    fn reply_ns(&self, op: &SimOpHandle) -> u64 {
         let state = op.state.borrow();
         let bytes = if state.reply.is_ok() { state.body.received_bytes() } else { 0 };
         self.config.network.message_ns(bytes)
     }
 
     /// Ends the operation for its endpoint, unless it has ended.
-    fn end(&mut self, op: &Op, result: Result<(), FabricError>) {
+    fn end(&mut self, op: &SimOpHandle, result: Result<(), FabricError>) {
         let mut state = op.state.borrow_mut();
         if state.result.is_some() {
             return;
@@ -643,10 +645,10 @@ impl World {
     }
 
     /// Lets the endpoint notice that the memory server is dead.
-    fn lose(&mut self, op: Rc<Op>) {
+    fn lose(&mut self, op: Rc<SimOpHandle>) {
         if !op.has_ended() {
             let at_ns = self.events.now_ns() + self.config.faults.detect_death_ns;
-            self.events.schedule(at_ns, Event::Lost(op));
+            self.events.schedule(at_ns, SimEvent::Lost(op));
         }
     }
 
@@ -663,7 +665,7 @@ impl World {
     }
 
     /// The individual delay of an operation's request or reply.
-    fn slowed_ns(&mut self, op: &Op, reply: bool) -> u64 {
+    fn slowed_ns(&mut self, op: &SimOpHandle, reply: bool) -> u64 {
         if self.config.faults.slow.is_empty() {
             return 0;
         }
@@ -690,7 +692,7 @@ impl World {
         for op in found.take_requests() {
             self.lose(op);
         }
-        self.died.push(Group::Memory(server));
+        self.died.push(TaskGroup::Memory(server));
         self.woke = true;
     }
 
@@ -698,13 +700,13 @@ impl World {
         let endpoints = self.endpoints;
         let killed = self.compute_server(server);
         (killed.alive, killed.ended) = (false, endpoints);
-        self.died.push(Group::Compute(server));
+        self.died.push(TaskGroup::Compute(server));
         self.woke = true;
     }
 
     /// Drops everything that holds operations, which breaks the world's reference cycles.
     pub(super) fn clear(&mut self) {
-        self.events = Events::default();
+        self.events = EventQueue::default();
         for server in &mut self.memory {
             drop(server.take_requests());
         }

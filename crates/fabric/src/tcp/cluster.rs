@@ -6,7 +6,7 @@
 use super::endpoint::{Tcp, TcpDriver};
 use super::server::{TcpServer, TcpServerConfig};
 use crate::endpoint::{EndpointCluster, Peers, PeersConfig, ServerStarts, start_on_loopback};
-use crate::handshake::{Role, Token};
+use crate::handshake::{PeerRole, Token};
 use crate::sync::Arc;
 use crate::{RpcService, ServerId};
 use std::io;
@@ -16,9 +16,9 @@ use std::net::SocketAddr;
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
     /// Role of the endpoints. The default is compute servers, as clients of memory servers.
-    pub role: Role,
+    pub role: PeerRole,
     /// Role of the servers that they connect to.
-    pub server_role: Role,
+    pub server_role: PeerRole,
     /// Time limit of an operation, in nanoseconds.
     pub timeout_ns: u64,
     /// Time limit to connect, including the handshake, in nanoseconds.
@@ -41,8 +41,8 @@ pub struct TcpConfig {
 impl Default for TcpConfig {
     fn default() -> Self {
         Self {
-            role: Role::ComputeServer,
-            server_role: Role::MemoryServer,
+            role: PeerRole::ComputeServer,
+            server_role: PeerRole::MemoryServer,
             timeout_ns: 5_000_000_000,
             connect_timeout_ns: 2_000_000_000,
             depth: 256,
@@ -57,7 +57,7 @@ impl Default for TcpConfig {
 
 /// The state that all endpoints of a cluster share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct TcpClusterShared {
     pub(super) config: TcpConfig,
     pub(super) peers: Peers,
 }
@@ -65,7 +65,7 @@ pub struct Shared {
 /// Servers over TCP, seen from their clients.
 #[derive(Debug)]
 pub struct TcpCluster {
-    shared: Arc<Shared>,
+    shared: Arc<TcpClusterShared>,
     /// The servers that the provider has started; empty if they run elsewhere.
     servers: Vec<TcpServer>,
 }
@@ -75,7 +75,7 @@ impl TcpCluster {
     /// to none yet: an endpoint connects to a server when it first has something to send there.
     pub fn connect(addresses: Vec<SocketAddr>, token: &Token, config: TcpConfig) -> Self {
         let starts = match config.role {
-            Role::Client => ServerStarts::Again,
+            PeerRole::Client => ServerStarts::Again,
             _ => ServerStarts::Once,
         };
         let servers = PeersConfig {
@@ -83,7 +83,7 @@ impl TcpCluster {
             starts,
             connect_timeout_ns: config.connect_timeout_ns,
         };
-        let shared = Shared { config, peers: Peers::new(addresses, token, servers) };
+        let shared = TcpClusterShared { config, peers: Peers::new(addresses, token, servers) };
         Self { shared: Arc::new(shared), servers: Vec::new() }
     }
 
@@ -132,7 +132,7 @@ impl TcpCluster {
 impl EndpointCluster for TcpCluster {
     type Transport = Tcp;
 
-    fn shared(&self) -> &Arc<Shared> {
+    fn shared(&self) -> &Arc<TcpClusterShared> {
         &self.shared
     }
 

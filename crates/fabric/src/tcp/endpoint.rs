@@ -2,17 +2,17 @@
 //!
 //! *Thread safety*: one thread.
 
-use super::cluster::{Shared, TcpConfig};
-use super::link::Frames;
-use super::op::Progress;
+use super::cluster::{TcpClusterShared, TcpConfig};
+use super::link::FrameQueue;
+use super::op::TcpProgress;
 use crate::body::Body;
-use crate::clock::Clock;
-use crate::endpoint::dial::{Dialled, Dials, reset_link};
+use crate::clock::ClusterClock;
+use crate::endpoint::dial::{DialledLink, Dials, reset_link};
 use crate::endpoint::{
-    Endpoint, EndpointDriver, Inner, Looks, NoHeldRead, Op, Peers, Reactor, Settings, Slot,
-    Transport,
+    ClientReactor, Endpoint, EndpointDriver, EndpointInner, EndpointOp, Looks, NoHeldRead, OpSlot,
+    Peers, Settings, Transport,
 };
-use crate::handshake::{Identity, Role};
+use crate::handshake::{PeerIdentity, PeerRole};
 use crate::sync::Arc;
 use crate::{FabricError, ServerId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,57 +26,57 @@ const LINGER_NS: u64 = 1_000_000_000;
 /// The transport: operations as frames over TCP.
 #[derive(Debug)]
 pub struct Tcp {
-    shared: Arc<Shared>,
+    shared: Arc<TcpClusterShared>,
 }
 
 /// One endpoint of a compute server, over TCP.
 pub type TcpFabric = Endpoint<Tcp>;
 
 /// A posted operation over TCP.
-pub type TcpOp<T> = Op<T, Tcp>;
+pub type TcpOp<T> = EndpointOp<T, Tcp>;
 
 /// Drives the endpoints of one thread; give it to an [`crate::executor::Executor`].
 pub type TcpDriver = EndpointDriver<Tcp>;
 
 impl Transport for Tcp {
-    type Cluster = Shared;
+    type Cluster = TcpClusterShared;
     type Error = io::Error;
     type Source = ();
-    type Progress = Progress;
-    type Link = Dialled<Frames>;
+    type Progress = TcpProgress;
+    type Link = DialledLink<FrameQueue>;
     type HeldRead = NoHeldRead;
 
-    fn settings(shared: &Shared) -> Settings {
+    fn settings(shared: &TcpClusterShared) -> Settings {
         let TcpConfig { role, depth, timeout_ns, seed, .. } = shared.config;
         Settings { role, memory_servers: shared.peers.count(), depth, timeout_ns, seed }
     }
 
-    fn looks(shared: &Shared) -> Looks {
+    fn looks(shared: &TcpClusterShared) -> Looks {
         let before_waiting = shared.config.looks_before_waiting;
         Looks { before_waiting, in_memory: false, unheard: 1, short_wait_ns: 0 }
     }
 
-    fn clock(shared: &Shared) -> &Clock {
+    fn clock(shared: &TcpClusterShared) -> &ClusterClock {
         shared.peers.clock()
     }
 
-    fn source(_: &Shared, _: &OwnedFd, _: u64) -> io::Result<()> {
+    fn source(_: &TcpClusterShared, _: &OwnedFd, _: u64) -> io::Result<()> {
         Ok(())
     }
 
     fn open(
-        shared: &Arc<Shared>,
-        _: &Reactor<Self>,
-        _: Identity,
+        shared: &Arc<TcpClusterShared>,
+        _: &ClientReactor<Self>,
+        _: PeerIdentity,
         _: u64,
-    ) -> io::Result<(Self, Vec<Dialled<Frames>>)> {
+    ) -> io::Result<(Self, Vec<DialledLink<FrameQueue>>)> {
         let window_bytes = shared.config.window_bytes;
-        let link = |server| Dialled::new(ServerId::new(server), Frames::new(window_bytes));
+        let link = |server| DialledLink::new(ServerId::new(server), FrameQueue::new(window_bytes));
         let links = (0..shared.peers.count()).map(link).collect();
         Ok((Self { shared: Arc::clone(shared) }, links))
     }
 
-    fn begin(&self, body: &Body) -> Result<Progress, FabricError> {
+    fn begin(&self, body: &Body) -> Result<TcpProgress, FabricError> {
         // Frames have 32-bit lengths.
         match body {
             Body::Read { into: buffer, .. } | Body::Write { from: buffer, .. }
@@ -84,17 +84,17 @@ impl Transport for Tcp {
             {
                 Err(FabricError::MessageTooLarge { bytes: buffer.bytes() })
             }
-            _ => Ok(Progress::default()),
+            _ => Ok(TcpProgress::default()),
         }
     }
 
     /// Reports `NotSent` if nothing of the operation was sent. Only clients make this distinction:
     /// a compute server that is unsure of an operation on a memory server fences or rereads in
     /// either case.
-    fn ended(&self, error: FabricError, slot: &Slot<Progress>) -> FabricError {
+    fn ended(&self, error: FabricError, slot: &OpSlot<TcpProgress>) -> FabricError {
         match error {
             FabricError::Indeterminate { server, .. }
-                if self.shared.config.role == Role::Client && slot.progress.is_unsent() =>
+                if self.shared.config.role == PeerRole::Client && slot.progress.is_unsent() =>
             {
                 FabricError::NotSent { server }
             }
@@ -102,14 +102,14 @@ impl Transport for Tcp {
         }
     }
 
-    fn breaks_off(&self, slot: &Slot<Progress>) -> bool {
+    fn breaks_off(&self, slot: &OpSlot<TcpProgress>) -> bool {
         !(slot.progress.is_sent || slot.progress.is_aside)
     }
 
     /// Also sends what waits for the window, and waits for the answers. If a socket is closed
     /// before they arrive, it answers them with a reset, which discards everything that it has yet
     /// to send.
-    fn linger(endpoint: &Inner<Self>) {
+    fn linger(endpoint: &EndpointInner<Self>) {
         for link in &mut endpoint.core.borrow_mut().links {
             link.wire_mut().lift_window();
         }
@@ -130,7 +130,10 @@ impl Transport for Tcp {
         }
     }
 
-    async fn reset(endpoint: &Rc<Inner<Self>>, server: ServerId) -> Result<(), FabricError> {
+    async fn reset(
+        endpoint: &Rc<EndpointInner<Self>>,
+        server: ServerId,
+    ) -> Result<(), FabricError> {
         reset_link(endpoint, server).await
     }
 }
@@ -138,7 +141,7 @@ impl Transport for Tcp {
 /// Waits up to `wait_ns` until a socket can be used over which an operation other than a READ is
 /// pending. Returns the servers of such sockets, which are none on a timeout; `None` if nothing is
 /// pending. READs are not waited for, because no future will take their results.
-fn wait_for_answers(endpoint: &Inner<Tcp>, wait_ns: u64) -> Option<Vec<ServerId>> {
+fn wait_for_answers(endpoint: &EndpointInner<Tcp>, wait_ns: u64) -> Option<Vec<ServerId>> {
     let core = endpoint.core.borrow();
     let due = core.slots.iter_pending().filter(|(_, slot)| !matches!(slot.body, Body::Read { .. }));
     let mut servers: Vec<_> = due.map(|(_, slot)| slot.server).collect();

@@ -78,7 +78,7 @@ pub enum Decoded<T> {
 
 /// One piece of a READ or a WRITE, and the whole verb that it belongs to. Lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct FramePiece {
     /// Start of the whole.
     pub at: GlobalAddr,
     /// Length of the whole.
@@ -89,7 +89,7 @@ pub struct Piece {
     pub length: u32,
 }
 
-impl Piece {
+impl FramePiece {
     /// Whether the piece lies within the whole, consists of whole words, and is at most
     /// [`PIECE_BYTES`] long.
     fn is_sound(&self) -> bool {
@@ -101,11 +101,11 @@ impl Piece {
 
 /// A request from a client to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request<'a> {
+pub enum FrameRequest<'a> {
     /// READ a piece.
-    Read(Piece),
+    Read(FramePiece),
     /// WRITE a piece.
-    Write(Piece, &'a [u8]),
+    Write(FramePiece, &'a [u8]),
     /// Compare and swap.
     CompareSwap {
         /// The word.
@@ -133,7 +133,7 @@ pub enum Request<'a> {
 
 /// Why a request was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotDone {
+pub enum VerbRefusal {
     /// Address or length is not a multiple of 8, or the address is not in the pool.
     Unaligned,
     /// The access is not entirely inside the region.
@@ -168,13 +168,13 @@ pub enum Completion<'a> {
     /// A fence is complete.
     Fenced,
     /// The request of this kind failed.
-    NotDone(Kind, NotDone),
+    NotDone(FrameKind, VerbRefusal),
 }
 
 /// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// A READ.
     Read = READ,
     /// A WRITE.
@@ -189,7 +189,7 @@ pub enum Kind {
     Fence = FENCE,
 }
 
-impl Kind {
+impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             READ => Self::Read,
@@ -245,9 +245,9 @@ fn header(input: &[u8]) -> Option<(usize, u8, u8, u64)> {
 
 /// Decodes the request at the start of `input`.
 #[inline]
-pub fn decode_request(input: &[u8]) -> Decoded<Request<'_>> {
+pub fn decode_request(input: &[u8]) -> Decoded<FrameRequest<'_>> {
     let Some((length, opcode, status, id)) = header(input) else { return Decoded::Incomplete };
-    let Some(kind) = Kind::from_byte(opcode) else { return Decoded::Malformed };
+    let Some(kind) = FrameKind::from_byte(opcode) else { return Decoded::Malformed };
     if status != OK || !kind.request_bytes().contains(&length) {
         return Decoded::Malformed;
     }
@@ -255,30 +255,30 @@ pub fn decode_request(input: &[u8]) -> Decoded<Request<'_>> {
     let Some(body) = input.get(HEADER_BYTES..bytes) else { return Decoded::Incomplete };
     let at = |at| GlobalAddr::from_bits(word(body, at));
     let body = match kind {
-        Kind::Read => {
+        FrameKind::Read => {
             let (whole, first, length) = (half(body, 8), half(body, 12), half(body, 16));
-            let piece = Piece { at: at(0), whole, first, length };
+            let piece = FramePiece { at: at(0), whole, first, length };
             if !piece.is_sound() || half(body, 20) != 0 {
                 return Decoded::Malformed;
             }
-            Request::Read(piece)
+            FrameRequest::Read(piece)
         }
-        Kind::Write => {
+        FrameKind::Write => {
             let (arguments, words) = body.split_at(WRITE_ARGUMENTS);
             let (whole, first) = (half(arguments, 8), half(arguments, 12));
-            let piece = Piece { at: at(0), whole, first, length: words.len() as u32 };
+            let piece = FramePiece { at: at(0), whole, first, length: words.len() as u32 };
             if !piece.is_sound() {
                 return Decoded::Malformed;
             }
-            Request::Write(piece, words)
+            FrameRequest::Write(piece, words)
         }
-        Kind::CompareSwap => {
-            Request::CompareSwap { at: at(0), expected: word(body, 8), new: word(body, 16) }
+        FrameKind::CompareSwap => {
+            FrameRequest::CompareSwap { at: at(0), expected: word(body, 8), new: word(body, 16) }
         }
-        Kind::FetchAdd => Request::FetchAdd { at: at(0), delta: word(body, 8) },
-        Kind::Call => Request::Call(body),
-        Kind::Fence => match u16::try_from(word(body, 0)) {
-            Ok(compute_server) => Request::Fence { compute_server },
+        FrameKind::FetchAdd => FrameRequest::FetchAdd { at: at(0), delta: word(body, 8) },
+        FrameKind::Call => FrameRequest::Call(body),
+        FrameKind::Fence => match u16::try_from(word(body, 0)) {
+            Ok(compute_server) => FrameRequest::Fence { compute_server },
             Err(_) => return Decoded::Malformed,
         },
     };
@@ -291,7 +291,7 @@ pub fn decode_completion(input: &[u8]) -> Decoded<Completion<'_>> {
     let Some((length, opcode, status, id)) = header(input) else { return Decoded::Incomplete };
     let kind = match opcode & COMPLETION {
         0 => None,
-        _ => Kind::from_byte(opcode & !COMPLETION),
+        _ => FrameKind::from_byte(opcode & !COMPLETION),
     };
     let Some(kind) = kind else { return Decoded::Malformed };
     if status > UNANSWERED || !kind.completion_bytes(status).contains(&length) {
@@ -300,21 +300,23 @@ pub fn decode_completion(input: &[u8]) -> Decoded<Completion<'_>> {
     let bytes = HEADER_BYTES + length;
     let Some(body) = input.get(HEADER_BYTES..bytes) else { return Decoded::Incomplete };
     let body = match (status, kind) {
-        (OK, Kind::Read) if !length.is_multiple_of(8) => return Decoded::Malformed,
-        (OK, Kind::Read) => Completion::Read(body),
-        (OK, Kind::Write) => Completion::Written,
-        (OK, Kind::CompareSwap) => Completion::Swapped(word(body, 0)),
-        (OK, Kind::FetchAdd) => Completion::Added(word(body, 0)),
-        (OK, Kind::Call) => Completion::Reply(body),
-        (OK, Kind::Fence) => Completion::Fenced,
-        (UNALIGNED, kind) => Completion::NotDone(kind, NotDone::Unaligned),
+        (OK, FrameKind::Read) if !length.is_multiple_of(8) => return Decoded::Malformed,
+        (OK, FrameKind::Read) => Completion::Read(body),
+        (OK, FrameKind::Write) => Completion::Written,
+        (OK, FrameKind::CompareSwap) => Completion::Swapped(word(body, 0)),
+        (OK, FrameKind::FetchAdd) => Completion::Added(word(body, 0)),
+        (OK, FrameKind::Call) => Completion::Reply(body),
+        (OK, FrameKind::Fence) => Completion::Fenced,
+        (UNALIGNED, kind) => Completion::NotDone(kind, VerbRefusal::Unaligned),
         (OUT_OF_BOUNDS, kind) => {
             let region_bytes = word(body, 0);
-            Completion::NotDone(kind, NotDone::OutOfBounds { region_bytes })
+            Completion::NotDone(kind, VerbRefusal::OutOfBounds { region_bytes })
         }
-        (NO_SUCH_SERVER, kind) => Completion::NotDone(kind, NotDone::NoSuchServer),
-        (TOO_LARGE, kind) => Completion::NotDone(kind, NotDone::TooLarge { bytes: word(body, 0) }),
-        (_, kind) => Completion::NotDone(kind, NotDone::Unanswered),
+        (NO_SUCH_SERVER, kind) => Completion::NotDone(kind, VerbRefusal::NoSuchServer),
+        (TOO_LARGE, kind) => {
+            Completion::NotDone(kind, VerbRefusal::TooLarge { bytes: word(body, 0) })
+        }
+        (_, kind) => Completion::NotDone(kind, VerbRefusal::Unanswered),
     };
     Decoded::Frame { id, body, bytes }
 }
@@ -332,7 +334,7 @@ fn put_words(out: &mut [u8], words: &[u64]) {
     }
 }
 
-impl Request<'_> {
+impl FrameRequest<'_> {
     /// Length of the frame, in bytes.
     #[inline]
     pub fn frame_bytes(&self) -> usize {
@@ -349,31 +351,31 @@ impl Request<'_> {
     /// Writes the frame into `out`.
     ///
     /// # Panics
-    /// If `out` does not have the length [`Request::frame_bytes`].
+    /// If `out` does not have the length [`FrameRequest::frame_bytes`].
     #[inline]
     pub fn encode(&self, id: u64, out: &mut [u8]) {
         assert_eq!(out.len(), self.frame_bytes(), "`out` has the length of the frame");
-        let body = |out: &mut [u8], kind: Kind, words: &[u64]| {
+        let body = |out: &mut [u8], kind: FrameKind, words: &[u64]| {
             put_header(out, kind as u8, OK, id);
             put_words(&mut out[HEADER_BYTES..], words);
         };
         match *self {
             Self::Read(piece) => {
                 let spans = u64::from(piece.first) << 32 | u64::from(piece.whole);
-                body(out, Kind::Read, &[piece.at.to_bits(), spans, piece.length.into()]);
+                body(out, FrameKind::Read, &[piece.at.to_bits(), spans, piece.length.into()]);
             }
             Self::Write(piece, words) => {
                 write_frame(id, piece, out).copy_from_slice(words);
             }
             Self::CompareSwap { at, expected, new } => {
-                body(out, Kind::CompareSwap, &[at.to_bits(), expected, new]);
+                body(out, FrameKind::CompareSwap, &[at.to_bits(), expected, new]);
             }
-            Self::FetchAdd { at, delta } => body(out, Kind::FetchAdd, &[at.to_bits(), delta]),
+            Self::FetchAdd { at, delta } => body(out, FrameKind::FetchAdd, &[at.to_bits(), delta]),
             Self::Call(request) => {
                 put_header(out, CALL, OK, id);
                 out[HEADER_BYTES..].copy_from_slice(request);
             }
-            Self::Fence { compute_server } => body(out, Kind::Fence, &[compute_server.into()]),
+            Self::Fence { compute_server } => body(out, FrameKind::Fence, &[compute_server.into()]),
         }
     }
 }
@@ -385,7 +387,7 @@ pub const fn write_frame_bytes(length: usize) -> usize {
 
 /// Writes the frame of a WRITE into `out`, without its words; returns the space for these.
 #[inline]
-pub fn write_frame(id: u64, piece: Piece, out: &mut [u8]) -> &mut [u8] {
+pub fn write_frame(id: u64, piece: FramePiece, out: &mut [u8]) -> &mut [u8] {
     put_header(out, WRITE, OK, id);
     let spans = u64::from(piece.first) << 32 | u64::from(piece.whole);
     let (arguments, words) = out[HEADER_BYTES..].split_at_mut(WRITE_ARGUMENTS);
@@ -410,7 +412,10 @@ impl Completion<'_> {
                 Self::Read(bytes) | Self::Reply(bytes) => bytes.len(),
                 Self::Swapped(_)
                 | Self::Added(_)
-                | Self::NotDone(_, NotDone::OutOfBounds { .. } | NotDone::TooLarge { .. }) => 8,
+                | Self::NotDone(
+                    _,
+                    VerbRefusal::OutOfBounds { .. } | VerbRefusal::TooLarge { .. },
+                ) => 8,
                 Self::Written | Self::Fenced | Self::NotDone(..) => 0,
             }
     }
@@ -423,25 +428,25 @@ impl Completion<'_> {
     pub fn encode(&self, id: u64, out: &mut [u8]) {
         assert_eq!(out.len(), self.frame_bytes(), "`out` has the length of the frame");
         let (kind, status) = match *self {
-            Self::Read(_) => (Kind::Read, OK),
-            Self::Written => (Kind::Write, OK),
-            Self::Swapped(_) => (Kind::CompareSwap, OK),
-            Self::Added(_) => (Kind::FetchAdd, OK),
-            Self::Reply(_) => (Kind::Call, OK),
-            Self::Fenced => (Kind::Fence, OK),
-            Self::NotDone(kind, NotDone::Unaligned) => (kind, UNALIGNED),
-            Self::NotDone(kind, NotDone::OutOfBounds { .. }) => (kind, OUT_OF_BOUNDS),
-            Self::NotDone(kind, NotDone::NoSuchServer) => (kind, NO_SUCH_SERVER),
-            Self::NotDone(kind, NotDone::TooLarge { .. }) => (kind, TOO_LARGE),
-            Self::NotDone(kind, NotDone::Unanswered) => (kind, UNANSWERED),
+            Self::Read(_) => (FrameKind::Read, OK),
+            Self::Written => (FrameKind::Write, OK),
+            Self::Swapped(_) => (FrameKind::CompareSwap, OK),
+            Self::Added(_) => (FrameKind::FetchAdd, OK),
+            Self::Reply(_) => (FrameKind::Call, OK),
+            Self::Fenced => (FrameKind::Fence, OK),
+            Self::NotDone(kind, VerbRefusal::Unaligned) => (kind, UNALIGNED),
+            Self::NotDone(kind, VerbRefusal::OutOfBounds { .. }) => (kind, OUT_OF_BOUNDS),
+            Self::NotDone(kind, VerbRefusal::NoSuchServer) => (kind, NO_SUCH_SERVER),
+            Self::NotDone(kind, VerbRefusal::TooLarge { .. }) => (kind, TOO_LARGE),
+            Self::NotDone(kind, VerbRefusal::Unanswered) => (kind, UNANSWERED),
         };
         put_header(out, kind as u8 | COMPLETION, status, id);
         let body = &mut out[HEADER_BYTES..];
         match *self {
             Self::Read(bytes) | Self::Reply(bytes) => body.copy_from_slice(bytes),
             Self::Swapped(found) | Self::Added(found) => put_words(body, &[found]),
-            Self::NotDone(_, NotDone::OutOfBounds { region_bytes: word })
-            | Self::NotDone(_, NotDone::TooLarge { bytes: word }) => put_words(body, &[word]),
+            Self::NotDone(_, VerbRefusal::OutOfBounds { region_bytes: word })
+            | Self::NotDone(_, VerbRefusal::TooLarge { bytes: word }) => put_words(body, &[word]),
             Self::Written | Self::Fenced | Self::NotDone(..) => {}
         }
     }
@@ -456,16 +461,16 @@ mod tests {
         GlobalAddr::new(ServerId::new(3), offset)
     }
 
-    fn requests() -> Vec<Request<'static>> {
-        let piece = |first, length| Piece { at: at(64), whole: 200_000, first, length };
+    fn requests() -> Vec<FrameRequest<'static>> {
+        let piece = |first, length| FramePiece { at: at(64), whole: 200_000, first, length };
         vec![
-            Request::Read(piece(65_536, 65_536)),
-            Request::Write(piece(8, 16), &[7; 16]),
-            Request::CompareSwap { at: at(8), expected: 1, new: u64::MAX },
-            Request::FetchAdd { at: at(8), delta: 3 },
-            Request::Call(b"call"),
-            Request::Call(b""),
-            Request::Fence { compute_server: u16::MAX },
+            FrameRequest::Read(piece(65_536, 65_536)),
+            FrameRequest::Write(piece(8, 16), &[7; 16]),
+            FrameRequest::CompareSwap { at: at(8), expected: 1, new: u64::MAX },
+            FrameRequest::FetchAdd { at: at(8), delta: 3 },
+            FrameRequest::Call(b"call"),
+            FrameRequest::Call(b""),
+            FrameRequest::Fence { compute_server: u16::MAX },
         ]
     }
 
@@ -477,11 +482,11 @@ mod tests {
             Completion::Added(6),
             Completion::Reply(b"reply"),
             Completion::Fenced,
-            Completion::NotDone(Kind::Read, NotDone::Unaligned),
-            Completion::NotDone(Kind::Write, NotDone::OutOfBounds { region_bytes: 4096 }),
-            Completion::NotDone(Kind::FetchAdd, NotDone::NoSuchServer),
-            Completion::NotDone(Kind::Call, NotDone::TooLarge { bytes: 1 << 40 }),
-            Completion::NotDone(Kind::Call, NotDone::Unanswered),
+            Completion::NotDone(FrameKind::Read, VerbRefusal::Unaligned),
+            Completion::NotDone(FrameKind::Write, VerbRefusal::OutOfBounds { region_bytes: 4096 }),
+            Completion::NotDone(FrameKind::FetchAdd, VerbRefusal::NoSuchServer),
+            Completion::NotDone(FrameKind::Call, VerbRefusal::TooLarge { bytes: 1 << 40 }),
+            Completion::NotDone(FrameKind::Call, VerbRefusal::Unanswered),
         ]
     }
 
@@ -523,16 +528,16 @@ mod tests {
 
     #[test]
     fn pieces_stay_in_the_whole() {
-        let sound = Piece { at: at(0), whole: 128, first: 64, length: 64 };
+        let sound = FramePiece { at: at(0), whole: 128, first: 64, length: 64 };
         let pieces = [
-            Piece { length: 72, ..sound },
-            Piece { first: 60, ..sound },
-            Piece { first: 72, length: 60, ..sound },
-            Piece { first: u32::MAX - 7, length: 8, ..sound },
-            Piece { whole: u32::MAX, length: PIECE_BYTES as u32 + 8, ..sound },
+            FramePiece { length: 72, ..sound },
+            FramePiece { first: 60, ..sound },
+            FramePiece { first: 72, length: 60, ..sound },
+            FramePiece { first: u32::MAX - 7, length: 8, ..sound },
+            FramePiece { whole: u32::MAX, length: PIECE_BYTES as u32 + 8, ..sound },
         ];
         for piece in pieces {
-            let request = Request::Read(piece);
+            let request = FrameRequest::Read(piece);
             let mut bytes = vec![0; request.frame_bytes()];
             request.encode(1, &mut bytes);
             assert_eq!(decode_request(&bytes), Decoded::Malformed, "{piece:?}");

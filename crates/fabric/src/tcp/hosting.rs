@@ -14,7 +14,7 @@
 use super::server::ServerThread;
 use crate::Calls;
 use crate::endpoint::{EndpointDriver, FOREIGN, Transport};
-use crate::executor::{Driver, Progress, Requests};
+use crate::executor::{Driver, DriverProgress, ExecutorRequests};
 use rustix::event::epoll;
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -51,11 +51,11 @@ impl<'a, X: Transport, S: Calls> Hosting<'a, X, S> {
 }
 
 impl<X: Transport, S: Calls> Driver for Hosting<'_, X, S> {
-    fn requests(&self) -> Option<Requests> {
+    fn requests(&self) -> Option<ExecutorRequests> {
         None
     }
 
-    fn progress(&self) -> Progress {
+    fn progress(&self) -> DriverProgress {
         let mut thread = self.thread.borrow_mut();
         let mut advanced = thread.deliver();
         let progress = self.driver.progress();
@@ -66,10 +66,10 @@ impl<X: Transport, S: Calls> Driver for Hosting<'_, X, S> {
             advanced |= thread.look(Some(0));
         }
         match progress {
-            _ if advanced => Progress::Advanced,
-            Progress::Wait { ns } => Progress::Wait { ns: ns.min(thread.timeout_ns()) },
-            Progress::Stuck => Progress::Wait { ns: thread.timeout_ns() },
-            Progress::Advanced => Progress::Advanced,
+            _ if advanced => DriverProgress::Advanced,
+            DriverProgress::Wait { ns } => DriverProgress::Wait { ns: ns.min(thread.timeout_ns()) },
+            DriverProgress::Stuck => DriverProgress::Wait { ns: thread.timeout_ns() },
+            DriverProgress::Advanced => DriverProgress::Advanced,
         }
     }
 

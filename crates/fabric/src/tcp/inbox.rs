@@ -8,40 +8,40 @@
 //!
 //! *Thread safety*: any number of threads push, the I/O thread takes.
 
-use crate::listener::{Place, place_of, token_of};
+use crate::listener::{AcceptorPlace, place_of, token_of};
 use crate::sync::{Mutex, lock};
 use crate::wake::WakeFd;
-use crate::{Answers, Message, Ticket};
+use crate::{CallTicket, LaterAnswers, Message};
 use std::net::TcpStream;
 
 /// The connection and request that an answer belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
-    pub(super) place: Place,
+pub(super) struct AnswerAddress {
+    pub(super) place: AcceptorPlace,
     /// The request's id.
     pub(super) id: u64,
 }
 
 /// A later answer; `None` if the service dropped the request.
 #[derive(Debug)]
-pub(super) struct Late {
-    pub(super) asked: Asked,
+pub(super) struct LateAnswer {
+    pub(super) asked: AnswerAddress,
     pub(super) reply: Option<Message>,
 }
 
-impl Asked {
-    pub(super) fn ticket(self) -> Ticket {
+impl AnswerAddress {
+    pub(super) fn ticket(self) -> CallTicket {
         [token_of(self.place), self.id]
     }
 
-    fn of([connection, id]: Ticket) -> Self {
+    fn of([connection, id]: CallTicket) -> Self {
         Self { place: place_of(connection), id }
     }
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Content {
-    pub(super) answers: Vec<Late>,
+pub(super) struct InboxContent {
+    pub(super) answers: Vec<LateAnswer>,
     pub(super) sockets: Vec<TcpStream>,
     /// Whether gates have been closed: find and close their connections.
     pub(super) sweep: bool,
@@ -49,28 +49,28 @@ pub(super) struct Content {
     pub(super) nudged: bool,
 }
 
-impl Content {
+impl InboxContent {
     fn is_empty(&self) -> bool {
         self.answers.is_empty() && self.sockets.is_empty() && !self.sweep && !self.nudged
     }
 }
 
 #[derive(Debug, Default)]
-struct State {
-    content: Content,
+struct InboxState {
+    content: InboxContent,
     /// Whether the I/O thread waits, or is about to.
     asleep: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Inbox {
-    state: Mutex<State>,
+    state: Mutex<InboxState>,
     pub(super) wake: WakeFd,
 }
 
-impl Answers for Inbox {
-    fn answer(&self, ticket: Ticket, reply: Option<Message>) {
-        let late = Late { asked: Asked::of(ticket), reply };
+impl LaterAnswers for Inbox {
+    fn answer(&self, ticket: CallTicket, reply: Option<Message>) {
+        let late = LateAnswer { asked: AnswerAddress::of(ticket), reply };
         self.change(|content| content.answers.push(late));
     }
 }
@@ -80,7 +80,7 @@ impl Inbox {
         Ok(Self { state: Mutex::default(), wake: WakeFd::new()? })
     }
 
-    pub(super) fn change(&self, change: impl FnOnce(&mut Content)) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut InboxContent)) {
         let mut state = lock(&self.state);
         change(&mut state.content);
         if std::mem::take(&mut state.asleep) {
@@ -95,12 +95,12 @@ impl Inbox {
     }
 
     /// Takes everything, if there is anything; `spare` becomes the new list of answers.
-    pub(super) fn take(&self, spare: &mut Vec<Late>) -> Option<Content> {
+    pub(super) fn take(&self, spare: &mut Vec<LateAnswer>) -> Option<InboxContent> {
         let mut state = lock(&self.state);
         if state.content.is_empty() {
             return None;
         }
-        let fresh = Content { answers: std::mem::take(spare), ..Content::default() };
+        let fresh = InboxContent { answers: std::mem::take(spare), ..InboxContent::default() };
         Some(std::mem::replace(&mut state.content, fresh))
     }
 

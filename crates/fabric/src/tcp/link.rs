@@ -13,17 +13,17 @@
 
 use super::endpoint::Tcp;
 use super::frame::{Completion, Decoded, decode_completion};
-use super::op::{Completed, Encoded, Progress, complete, encode};
+use super::op::{Completed, EncodedFrames, TcpProgress, complete, encode};
 use super::queue::{ByteQueue, Flow};
 use super::window::{SMALL_BYTES, Window};
 use crate::body::Body;
 use crate::endpoint::LinkContext;
-use crate::endpoint::dial::{Carrier, Lost, Ready};
+use crate::endpoint::dial::{BringUpState, Carrier, ConnectionLost};
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::net::TcpStream;
 
-type Slots = crate::endpoint::Slots<Progress>;
+type TcpOpSlots = crate::endpoint::OpSlots<TcpProgress>;
 
 /// Size of the buffer for received completions, and of that for outgoing requests. By default, this
 /// is the most that the window lets arrive at once.
@@ -37,7 +37,7 @@ const FRAME_BYTES: usize = 40;
 
 /// The operations to be sent to a server, and the bytes received from it.
 #[derive(Debug)]
-pub struct Frames {
+pub struct FrameQueue {
     /// Incoming and outgoing bytes. Allocated when the connection first opens.
     queues: Option<Box<(ByteQueue, ByteQueue)>>,
     /// Operations whose frames are not all encoded yet, in posting order.
@@ -53,9 +53,9 @@ pub struct Frames {
     is_blocked: bool,
 }
 
-impl Carrier<Tcp> for Frames {
+impl Carrier<Tcp> for FrameQueue {
     #[inline]
-    fn enqueue(&mut self, id: u64, slots: &mut Slots) -> bool {
+    fn enqueue(&mut self, id: u64, slots: &mut TcpOpSlots) -> bool {
         let payload_bytes = match slots.pending(id).map(|slot| &slot.body) {
             Some(Body::Write { from, .. }) => from.bytes(),
             Some(Body::Call(request)) => request.len(),
@@ -74,28 +74,32 @@ impl Carrier<Tcp> for Frames {
         !self.to_send.is_empty() || !self.aside.is_empty()
     }
 
-    fn welcomed(&mut self, _: &mut TcpStream, _: &LinkContext<'_, Tcp>) -> Result<Ready, Lost> {
+    fn welcomed(
+        &mut self,
+        _: &mut TcpStream,
+        _: &LinkContext<'_, Tcp>,
+    ) -> Result<BringUpState, ConnectionLost> {
         let fresh = || Box::new((ByteQueue::new(QUEUE_BYTES), ByteQueue::new(QUEUE_BYTES)));
         let queues = self.queues.get_or_insert_with(fresh);
         queues.0.clear();
         queues.1.clear();
         self.window.clear();
         self.is_blocked = false;
-        Ok(Ready::Now)
+        Ok(BringUpState::Now)
     }
 
     fn receive(
         &mut self,
         socket: &mut TcpStream,
-        slots: &mut Slots,
+        slots: &mut TcpOpSlots,
         context: &LinkContext<'_, Tcp>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ConnectionLost> {
         for _ in 0..RECEIVES {
             let Some((incoming, _)) = self.queues.as_deref_mut() else { return Ok(()) };
             let flow = incoming.receive(socket);
             take_completions(incoming, &mut self.window, slots, context)?;
             if flow == Flow::Closed {
-                return Err(Lost);
+                return Err(ConnectionLost);
             }
             // Keep the server supplied while this side keeps receiving.
             self.send(socket, slots, context)?;
@@ -113,9 +117,9 @@ impl Carrier<Tcp> for Frames {
     fn send(
         &mut self,
         socket: &mut TcpStream,
-        slots: &mut Slots,
+        slots: &mut TcpOpSlots,
         context: &LinkContext<'_, Tcp>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ConnectionLost> {
         if self.is_blocked || !Carrier::<Tcp>::has_work(self) {
             return Ok(());
         }
@@ -130,7 +134,7 @@ impl Carrier<Tcp> for Frames {
     }
 }
 
-impl Frames {
+impl FrameQueue {
     /// Creates an empty queue, for a connection that is not open yet.
     pub(super) fn new(window_bytes: usize) -> Self {
         Self {
@@ -159,20 +163,20 @@ impl Frames {
     fn push(
         &mut self,
         socket: &mut TcpStream,
-        slots: &mut Slots,
+        slots: &mut TcpOpSlots,
         context: &LinkContext<'_, Tcp>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), ConnectionLost> {
         self.unsent_bytes = 0;
         let flow = loop {
             let encoded = self.encode(slots);
             let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Ok(()) };
             match outgoing.send(socket) {
-                Flow::Drained if encoded == Encoded::NoSpace => {}
+                Flow::Drained if encoded == EncodedFrames::NoSpace => {}
                 flow => break flow,
             }
         };
         if flow == Flow::Closed {
-            return Err(Lost);
+            return Err(ConnectionLost);
         }
         let is_blocked = flow == Flow::Blocked;
         if is_blocked == self.is_blocked {
@@ -183,33 +187,33 @@ impl Frames {
             true => EventFlags::IN | EventFlags::OUT,
             false => EventFlags::IN,
         };
-        context.watch_for(socket, flags).map_err(|_| Lost)
+        context.watch_for(socket, flags).map_err(|_| ConnectionLost)
     }
 
     /// Encodes frames as long as the queue has space and the window has room for them.
-    fn encode(&mut self, slots: &mut Slots) -> Encoded {
-        let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Encoded::NoRoom };
+    fn encode(&mut self, slots: &mut TcpOpSlots) -> EncodedFrames {
+        let Some((_, outgoing)) = self.queues.as_deref_mut() else { return EncodedFrames::NoRoom };
         let (window, window_bytes) = (&mut self.window, self.window_bytes);
         while let Some(&id) = self.aside.front() {
-            let encoded = slots
-                .pending(id)
-                .map_or(Encoded::Whole, |slot| encode(slot, id, outgoing, window, window_bytes));
+            let encoded = slots.pending(id).map_or(EncodedFrames::Whole, |slot| {
+                encode(slot, id, outgoing, window, window_bytes)
+            });
             match encoded {
-                Encoded::Whole => self.aside.pop_front(),
-                Encoded::NoSpace => return encoded,
-                Encoded::NoRoom => break,
+                EncodedFrames::Whole => self.aside.pop_front(),
+                EncodedFrames::NoSpace => return encoded,
+                EncodedFrames::NoRoom => break,
             };
         }
         while let Some(&id) = self.to_send.front() {
             if let Some(slot) = slots.pending(id) {
                 let is_read = matches!(slot.body, Body::Read { .. });
                 let encoded = match !self.aside.is_empty() && counts(&slot.body) {
-                    true => Encoded::NoRoom,
+                    true => EncodedFrames::NoRoom,
                     false => encode(slot, id, outgoing, window, window_bytes),
                 };
                 match encoded {
-                    Encoded::Whole => {}
-                    Encoded::NoRoom if is_read => {
+                    EncodedFrames::Whole => {}
+                    EncodedFrames::NoRoom if is_read => {
                         slot.progress.is_aside = true;
                         self.aside.push_back(id);
                     }
@@ -218,7 +222,7 @@ impl Frames {
             }
             self.to_send.pop_front();
         }
-        Encoded::Whole
+        EncodedFrames::Whole
     }
 }
 
@@ -227,21 +231,21 @@ fn counts(body: &Body) -> bool {
     matches!(body, Body::Read { into, .. } if into.bytes() > SMALL_BYTES)
 }
 
-/// Takes all complete completions. Returns [`Lost`] if the server violates the protocol.
+/// Takes all complete completions. Returns [`ConnectionLost`] if the server violates the protocol.
 fn take_completions(
     incoming: &mut ByteQueue,
     window: &mut Window,
-    slots: &mut Slots,
+    slots: &mut TcpOpSlots,
     context: &LinkContext<'_, Tcp>,
-) -> Result<(), Lost> {
+) -> Result<(), ConnectionLost> {
     loop {
         let (id, completion, bytes) = match decode_completion(incoming.filled()) {
             Decoded::Frame { id, body, bytes } => (id, body, bytes),
             Decoded::Incomplete => return Ok(()),
-            Decoded::Malformed => return Err(Lost),
+            Decoded::Malformed => return Err(ConnectionLost),
         };
         if !window.complete(&completion) {
-            return Err(Lost);
+            return Err(ConnectionLost);
         }
         // An operation that has ended no longer has a slot.
         if let Some(slot) = slots.pending(id) {
@@ -253,7 +257,7 @@ fn take_completions(
                     }
                     slots.end(id, outcome, context.resources);
                 }
-                Completed::Mismatch => return Err(Lost),
+                Completed::Mismatch => return Err(ConnectionLost),
             }
         }
         incoming.consume(bytes);

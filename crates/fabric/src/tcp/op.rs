@@ -3,12 +3,13 @@
 //! *Thread safety*: an endpoint's thread.
 
 use super::frame::{
-    Completion, Kind, NotDone, PIECE_BYTES, Piece, Request, write_frame, write_frame_bytes,
+    Completion, FrameKind, FramePiece, FrameRequest, PIECE_BYTES, VerbRefusal, write_frame,
+    write_frame_bytes,
 };
 use super::queue::ByteQueue;
 use super::window::Window;
 use crate::body::Body;
-use crate::endpoint::Slot;
+use crate::endpoint::OpSlot;
 use crate::region::{load_bytes, store_bytes};
 use crate::{Buffer, FabricError, GlobalAddr, ServerId, Uncertainty};
 
@@ -24,7 +25,7 @@ pub(super) enum Completed {
 
 /// Progress of an operation.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct TcpProgress {
     /// Number of bytes of the buffer in encoded frames, and number of bytes that have been
     /// completed.
     sent: usize,
@@ -35,7 +36,7 @@ pub struct Progress {
     pub(super) is_aside: bool,
 }
 
-impl Progress {
+impl TcpProgress {
     /// Whether none of its frames has been encoded, so the server cannot have seen any.
     pub(super) fn is_unsent(&self) -> bool {
         self.sent == 0 && !self.is_sent
@@ -44,7 +45,7 @@ impl Progress {
 
 /// How many frames of an operation have been encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Encoded {
+pub(super) enum EncodedFrames {
     /// All of them.
     Whole,
     /// The queue has no space for the next one.
@@ -55,28 +56,28 @@ pub(super) enum Encoded {
 
 /// Encodes frames while the queue has space and the window has room for them.
 pub(super) fn encode(
-    slot: &mut Slot<Progress>,
+    slot: &mut OpSlot<TcpProgress>,
     id: u64,
     outgoing: &mut ByteQueue,
     window: &mut Window,
     window_bytes: usize,
-) -> Encoded {
+) -> EncodedFrames {
     let progress = &mut slot.progress;
     loop {
         let sent = progress.sent;
         let piece = |at: GlobalAddr, buffer: &Buffer| {
             let length = (buffer.bytes() - sent).min(PIECE_BYTES) as u32;
-            Piece { at, whole: buffer.bytes() as u32, first: sent as u32, length }
+            FramePiece { at, whole: buffer.bytes() as u32, first: sent as u32, length }
         };
         let (request, piece, whole) = match &slot.body {
             Body::Write { at, from } => {
                 let piece = piece(*at, from);
                 let (length, bytes) = (piece.length as usize, from.bytes());
                 if !window.writes.has_room(length, window_bytes) {
-                    return Encoded::NoRoom;
+                    return EncodedFrames::NoRoom;
                 }
                 if outgoing.space() < write_frame_bytes(length) {
-                    return Encoded::NoSpace;
+                    return EncodedFrames::NoSpace;
                 }
                 window.writes.add(length);
                 let first = sent / 8;
@@ -86,7 +87,7 @@ pub(super) fn encode(
                 progress.sent += length;
                 if progress.sent == bytes {
                     progress.is_sent = true;
-                    return Encoded::Whole;
+                    return EncodedFrames::Whole;
                 }
                 continue;
             }
@@ -94,37 +95,39 @@ pub(super) fn encode(
                 let piece = piece(*at, into);
                 let length = piece.length as usize;
                 if !window.reads.has_room(length, window_bytes) {
-                    return Encoded::NoRoom;
+                    return EncodedFrames::NoRoom;
                 }
-                (Request::Read(piece), length, into.bytes())
+                (FrameRequest::Read(piece), length, into.bytes())
             }
             Body::CompareSwap { at, expected, new } => {
-                (Request::CompareSwap { at: *at, expected: *expected, new: *new }, 0, 0)
+                (FrameRequest::CompareSwap { at: *at, expected: *expected, new: *new }, 0, 0)
             }
-            Body::FetchAdd { at, delta } => (Request::FetchAdd { at: *at, delta: *delta }, 0, 0),
-            Body::Call(request) => (Request::Call(request), 0, 0),
+            Body::FetchAdd { at, delta } => {
+                (FrameRequest::FetchAdd { at: *at, delta: *delta }, 0, 0)
+            }
+            Body::Call(request) => (FrameRequest::Call(request), 0, 0),
             Body::Fence { compute_server } => {
-                (Request::Fence { compute_server: *compute_server }, 0, 0)
+                (FrameRequest::Fence { compute_server: *compute_server }, 0, 0)
             }
-            Body::Found(_) | Body::Taken => return Encoded::Whole,
+            Body::Found(_) | Body::Taken => return EncodedFrames::Whole,
         };
         if outgoing.space() < request.frame_bytes() {
-            return Encoded::NoSpace;
+            return EncodedFrames::NoSpace;
         }
-        if matches!(request, Request::Read(_)) {
+        if matches!(request, FrameRequest::Read(_)) {
             window.reads.add(piece);
         }
         request.encode(id, outgoing.push(request.frame_bytes()));
         progress.sent += piece;
         if progress.sent == whole {
             progress.is_sent = true;
-            return Encoded::Whole;
+            return EncodedFrames::Whole;
         }
     }
 }
 
 /// Applies a completion to its operation.
-pub(super) fn complete(slot: &mut Slot<Progress>, completion: Completion<'_>) -> Completed {
+pub(super) fn complete(slot: &mut OpSlot<TcpProgress>, completion: Completion<'_>) -> Completed {
     let (server, progress) = (slot.server, &mut slot.progress);
     match (&mut slot.body, completion) {
         (Body::Read { into, .. }, Completion::Read(bytes)) => {
@@ -155,15 +158,15 @@ pub(super) fn complete(slot: &mut Slot<Progress>, completion: Completion<'_>) ->
             message.extend_from_slice(reply);
         }
         (Body::Fence { .. }, Completion::Fenced) => {}
-        (Body::Read { at, into: buffer }, Completion::NotDone(Kind::Read, why))
-        | (Body::Write { at, from: buffer }, Completion::NotDone(Kind::Write, why)) => {
+        (Body::Read { at, into: buffer }, Completion::NotDone(FrameKind::Read, why))
+        | (Body::Write { at, from: buffer }, Completion::NotDone(FrameKind::Write, why)) => {
             return Completed::Ended(Err(not_done(why, *at, buffer.bytes(), server)));
         }
-        (Body::CompareSwap { at, .. }, Completion::NotDone(Kind::CompareSwap, why))
-        | (Body::FetchAdd { at, .. }, Completion::NotDone(Kind::FetchAdd, why)) => {
+        (Body::CompareSwap { at, .. }, Completion::NotDone(FrameKind::CompareSwap, why))
+        | (Body::FetchAdd { at, .. }, Completion::NotDone(FrameKind::FetchAdd, why)) => {
             return Completed::Ended(Err(not_done(why, *at, 8, server)));
         }
-        (Body::Call(_), Completion::NotDone(Kind::Call, why)) => {
+        (Body::Call(_), Completion::NotDone(FrameKind::Call, why)) => {
             return Completed::Ended(Err(not_done(why, GlobalAddr::NULL, 0, server)));
         }
         _ => return Completed::Mismatch,
@@ -171,18 +174,18 @@ pub(super) fn complete(slot: &mut Slot<Progress>, completion: Completion<'_>) ->
     Completed::Ended(Ok(()))
 }
 
-fn not_done(why: NotDone, at: GlobalAddr, bytes: usize, server: ServerId) -> FabricError {
+fn not_done(why: VerbRefusal, at: GlobalAddr, bytes: usize, server: ServerId) -> FabricError {
     match why {
-        NotDone::Unaligned => FabricError::Unaligned { at, bytes },
-        NotDone::OutOfBounds { region_bytes } => {
+        VerbRefusal::Unaligned => FabricError::Unaligned { at, bytes },
+        VerbRefusal::OutOfBounds { region_bytes } => {
             let region_bytes = usize::try_from(region_bytes).unwrap_or(usize::MAX);
             FabricError::OutOfBounds { at, bytes, region_bytes }
         }
-        NotDone::NoSuchServer => FabricError::NoSuchServer(at.server()),
-        NotDone::TooLarge { bytes } => {
+        VerbRefusal::NoSuchServer => FabricError::NoSuchServer(at.server()),
+        VerbRefusal::TooLarge { bytes } => {
             FabricError::MessageTooLarge { bytes: usize::try_from(bytes).unwrap_or(usize::MAX) }
         }
-        NotDone::Unanswered => {
+        VerbRefusal::Unanswered => {
             FabricError::Indeterminate { server, why: Uncertainty::ConnectionLost }
         }
     }

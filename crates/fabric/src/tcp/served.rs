@@ -8,19 +8,19 @@
 //! *Thread safety*: belongs to one I/O thread.
 
 use super::frame::{
-    Completion, Decoded, HEADER_BYTES, Kind, MAX_FRAME_BYTES, NotDone, PIECE_BYTES, Piece, Request,
-    decode_request, read_completion_frame,
+    Completion, Decoded, FrameKind, FramePiece, FrameRequest, HEADER_BYTES, MAX_FRAME_BYTES,
+    PIECE_BYTES, VerbRefusal, decode_request, read_completion_frame,
 };
-use super::inbox::{Asked, Inbox, Late};
+use super::inbox::{AnswerAddress, Inbox, LateAnswer};
 use super::queue::{ByteQueue, Flow};
 use crate::access::check_lent;
-use crate::gates::{Gate, Gates};
-use crate::handshake::Identity;
-use crate::listener::{Admitted, Place};
+use crate::gates::{ConnectionGate, ServerGates};
+use crate::handshake::PeerIdentity;
+use crate::listener::{AcceptorPlace, Admitted};
 use crate::region::{load_bytes, store_bytes};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::{
-    Call, Calls, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES, Message, ReplySink,
+    Calls, FabricError, GlobalAddr, InlineCpu, MAX_MESSAGE_BYTES, Message, ReplySink, ServiceCall,
     now_or_never,
 };
 use std::collections::VecDeque;
@@ -36,8 +36,8 @@ const _: () = assert!(MAX_FRAME_BYTES <= INCOMING_BYTES / 2 + HEADER_BYTES);
 #[derive(Debug)]
 pub(super) struct ConnectionContext<'a, S> {
     pub(super) service: &'a S,
-    pub(super) server: Identity,
-    pub(super) gates: &'a Gates,
+    pub(super) server: PeerIdentity,
+    pub(super) gates: &'a ServerGates,
     /// Number of requests, which are counted before they are answered.
     pub(super) requests: &'a AtomicU64,
     pub(super) inbox: &'a Arc<Inbox>,
@@ -49,7 +49,7 @@ pub(super) struct ConnectionContext<'a, S> {
 
 /// What a connection waits for next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(super) enum AwaitedEvent {
     Readable,
     Writable,
     /// Neither readable nor writable: calls must be answered first.
@@ -59,7 +59,7 @@ pub(super) enum Next {
 
 /// Effects of one visit.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct VisitTally {
     /// Requests that are not in the totals yet.
     requests: u64,
     /// Whether a fence has closed gates.
@@ -68,15 +68,15 @@ pub(super) struct Tally {
 
 /// A connection with an admitted peer.
 #[derive(Debug)]
-pub(super) struct Served {
-    gate: Arc<Gate>,
-    place: Place,
+pub(super) struct ServedConnection {
+    gate: Arc<ConnectionGate>,
+    place: AcceptorPlace,
     /// The events for which its socket is watched.
-    pub(super) interest: Next,
+    pub(super) interest: AwaitedEvent,
     incoming: ByteQueue,
     outgoing: ByteQueue,
     /// Later answers that have no room yet.
-    answers: VecDeque<Late>,
+    answers: VecDeque<LateAnswer>,
     /// Number of calls that will be answered later.
     waiting: usize,
     /// Number of immediate replies after which housekeeping is still due.
@@ -87,15 +87,15 @@ pub(super) struct Served {
     leaving: bool,
 }
 
-impl Admitted for Served {
-    fn gate(&self) -> &Arc<Gate> {
+impl Admitted for ServedConnection {
+    fn gate(&self) -> &Arc<ConnectionGate> {
         &self.gate
     }
 }
 
 /// Why no further requests are carried out for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pause {
+enum PauseReason {
     /// There is no complete frame.
     Empty,
     /// There is no room for answers.
@@ -111,12 +111,12 @@ enum Pause {
     Close,
 }
 
-impl Served {
-    pub(super) fn new(gate: Arc<Gate>, place: Place) -> Self {
+impl ServedConnection {
+    pub(super) fn new(gate: Arc<ConnectionGate>, place: AcceptorPlace) -> Self {
         Self {
             gate,
             place,
-            interest: Next::Readable,
+            interest: AwaitedEvent::Readable,
             incoming: ByteQueue::new(INCOMING_BYTES),
             outgoing: ByteQueue::new(OUTGOING_BYTES),
             answers: VecDeque::new(),
@@ -132,16 +132,16 @@ impl Served {
         &mut self,
         socket: &mut TcpStream,
         context: &ConnectionContext<'_, S>,
-        tally: &mut Tally,
-    ) -> Next {
+        tally: &mut VisitTally,
+    ) -> AwaitedEvent {
         if self.incoming.space() > 0 && self.incoming.receive(socket) == Flow::Closed {
-            return Next::Close;
+            return AwaitedEvent::Close;
         }
         self.carry_on(socket, context, tally)
     }
 
-    /// Queues a later answer for the next [`Served::carry_on`].
-    pub(super) fn answer(&mut self, late: Late) {
+    /// Queues a later answer for the next [`ServedConnection::carry_on`].
+    pub(super) fn answer(&mut self, late: LateAnswer) {
         self.answers.push_back(late);
     }
 
@@ -150,15 +150,15 @@ impl Served {
         &mut self,
         socket: &mut TcpStream,
         context: &ConnectionContext<'_, S>,
-        tally: &mut Tally,
-    ) -> Next {
+        tally: &mut VisitTally,
+    ) -> AwaitedEvent {
         loop {
             self.queue_answers();
             let pause = match self.leaving {
-                true => Pause::Empty,
+                true => PauseReason::Empty,
                 false => self.carry_out(context, tally),
             };
-            if let Pause::Fence { compute_server, id, bytes } = pause {
+            if let PauseReason::Fence { compute_server, id, bytes } = pause {
                 tally.shut_out |= context.gates.fence(compute_server);
                 self.leaving = self.gate.enter().is_none();
                 self.incoming.consume(bytes);
@@ -176,13 +176,13 @@ impl Served {
                 }
             }
             return match (sent, pause) {
-                (Flow::Closed, _) | (_, Pause::Close) => Next::Close,
-                (Flow::Blocked, _) => Next::Writable,
-                (_, Pause::Full) => continue,
+                (Flow::Closed, _) | (_, PauseReason::Close) => AwaitedEvent::Close,
+                (Flow::Blocked, _) => AwaitedEvent::Writable,
+                (_, PauseReason::Full) => continue,
                 _ if !self.answers.is_empty() => continue,
-                _ if self.leaving => Next::Close,
-                (_, Pause::Waiting) => Next::Answers,
-                _ => Next::Readable,
+                _ if self.leaving => AwaitedEvent::Close,
+                (_, PauseReason::Waiting) => AwaitedEvent::Answers,
+                _ => AwaitedEvent::Readable,
             };
         }
     }
@@ -191,28 +191,28 @@ impl Served {
     fn carry_out<S: Calls>(
         &mut self,
         context: &ConnectionContext<'_, S>,
-        tally: &mut Tally,
-    ) -> Pause {
+        tally: &mut VisitTally,
+    ) -> PauseReason {
         let gate = Arc::clone(&self.gate);
-        let Some(_entered) = gate.enter() else { return Pause::Close };
+        let Some(_entered) = gate.enter() else { return PauseReason::Close };
         loop {
             if self.outgoing.space() < MAX_FRAME_BYTES {
-                return Pause::Full;
+                return PauseReason::Full;
             }
             if self.waiting >= context.waiting_calls {
-                return Pause::Waiting;
+                return PauseReason::Waiting;
             }
             let (id, request, bytes) = match decode_request(self.incoming.filled()) {
                 Decoded::Frame { id, body, bytes } => (id, body, bytes),
-                Decoded::Incomplete => return Pause::Empty,
-                Decoded::Malformed => return Pause::Close,
+                Decoded::Incomplete => return PauseReason::Empty,
+                Decoded::Malformed => return PauseReason::Close,
             };
             tally.requests += 1;
             let outgoing = &mut self.outgoing;
             match request {
-                Request::Read(piece) => read(outgoing, context, id, piece),
-                Request::Write(piece, words) => write(outgoing, context, id, piece, words),
-                Request::CompareSwap { at, expected, new } => {
+                FrameRequest::Read(piece) => read(outgoing, context, id, piece),
+                FrameRequest::Write(piece, words) => write(outgoing, context, id, piece, words),
+                FrameRequest::CompareSwap { at, expected, new } => {
                     let found = memory(context, at, 8).map(|words| {
                         let swapped = words[0].compare_exchange(
                             expected,
@@ -222,25 +222,25 @@ impl Served {
                         );
                         Completion::Swapped(swapped.unwrap_or_else(|found| found))
                     });
-                    let not_done = |error| Completion::NotDone(Kind::CompareSwap, error);
+                    let not_done = |error| Completion::NotDone(FrameKind::CompareSwap, error);
                     put(outgoing, id, found.unwrap_or_else(not_done));
                 }
-                Request::FetchAdd { at, delta } => {
+                FrameRequest::FetchAdd { at, delta } => {
                     let found = memory(context, at, 8).map(|words| {
                         Completion::Added(words[0].fetch_add(delta, Ordering::AcqRel))
                     });
-                    let not_done = |error| Completion::NotDone(Kind::FetchAdd, error);
+                    let not_done = |error| Completion::NotDone(FrameKind::FetchAdd, error);
                     put(outgoing, id, found.unwrap_or_else(not_done));
                 }
-                Request::Call(request) => {
+                FrameRequest::Call(request) => {
                     let mut is_later = false;
                     self.scratch.clear();
-                    let asked = Asked { place: self.place, id };
+                    let asked = AnswerAddress { place: self.place, id };
                     let mut defer = || {
                         is_later = true;
                         ReplySink::new(Arc::clone(context.inbox) as _, asked.ticket())
                     };
-                    let call = Call::new(gate.peer, request, &mut self.scratch, &mut defer);
+                    let call = ServiceCall::new(gate.peer, request, &mut self.scratch, &mut defer);
                     now_or_never(context.service.call(&context.cpu, call));
                     if is_later {
                         self.waiting += 1;
@@ -249,8 +249,8 @@ impl Served {
                         self.replies += 1;
                     }
                 }
-                Request::Fence { compute_server } => {
-                    return Pause::Fence { compute_server, id, bytes };
+                FrameRequest::Fence { compute_server } => {
+                    return PauseReason::Fence { compute_server, id, bytes };
                 }
             }
             self.incoming.consume(bytes);
@@ -264,7 +264,7 @@ impl Served {
             self.waiting -= 1;
             let completion = match &late.reply {
                 Some(reply) => reply_of(reply),
-                None => Completion::NotDone(Kind::Call, NotDone::Unanswered),
+                None => Completion::NotDone(FrameKind::Call, VerbRefusal::Unanswered),
             };
             put(&mut self.outgoing, late.asked.id, completion);
         }
@@ -283,7 +283,7 @@ fn put(outgoing: &mut ByteQueue, id: u64, completion: Completion<'_>) {
 fn reply_of(reply: &[u8]) -> Completion<'_> {
     match reply.len() {
         bytes if bytes > MAX_MESSAGE_BYTES => {
-            Completion::NotDone(Kind::Call, NotDone::TooLarge { bytes: bytes as u64 })
+            Completion::NotDone(FrameKind::Call, VerbRefusal::TooLarge { bytes: bytes as u64 })
         }
         _ => Completion::Reply(reply),
     }
@@ -295,16 +295,16 @@ fn memory<'a, S: Calls>(
     context: &ConnectionContext<'a, S>,
     at: GlobalAddr,
     bytes: usize,
-) -> Result<&'a [AtomicU64], NotDone> {
+) -> Result<&'a [AtomicU64], VerbRefusal> {
     if at.server().number() != context.server.number {
-        return Err(NotDone::NoSuchServer);
+        return Err(VerbRefusal::NoSuchServer);
     }
     let memory = context.service.memory().map(|region| &**region);
     check_lent(memory, at, bytes).map_err(|error| match error {
         FabricError::OutOfBounds { region_bytes, .. } => {
-            NotDone::OutOfBounds { region_bytes: region_bytes as u64 }
+            VerbRefusal::OutOfBounds { region_bytes: region_bytes as u64 }
         }
-        _ => NotDone::Unaligned,
+        _ => VerbRefusal::Unaligned,
     })
 }
 
@@ -312,8 +312,8 @@ fn memory<'a, S: Calls>(
 #[inline]
 fn piece_words<'a, S: Calls>(
     context: &ConnectionContext<'a, S>,
-    piece: Piece,
-) -> Result<&'a [AtomicU64], NotDone> {
+    piece: FramePiece,
+) -> Result<&'a [AtomicU64], VerbRefusal> {
     let whole = memory(context, piece.at, piece.whole as usize)?;
     let first = piece.first as usize / 8;
     Ok(&whole[first..first + piece.length as usize / 8])
@@ -324,7 +324,7 @@ fn read<S: Calls>(
     outgoing: &mut ByteQueue,
     context: &ConnectionContext<'_, S>,
     id: u64,
-    piece: Piece,
+    piece: FramePiece,
 ) {
     debug_assert!(piece.length as usize <= PIECE_BYTES);
     match piece_words(context, piece) {
@@ -332,7 +332,7 @@ fn read<S: Calls>(
             let frame = outgoing.push(HEADER_BYTES + piece.length as usize);
             load_bytes(words, read_completion_frame(id, frame));
         }
-        Err(error) => put(outgoing, id, Completion::NotDone(Kind::Read, error)),
+        Err(error) => put(outgoing, id, Completion::NotDone(FrameKind::Read, error)),
     }
 }
 
@@ -341,7 +341,7 @@ fn write<S: Calls>(
     outgoing: &mut ByteQueue,
     context: &ConnectionContext<'_, S>,
     id: u64,
-    piece: Piece,
+    piece: FramePiece,
     bytes: &[u8],
 ) {
     match piece_words(context, piece) {
@@ -349,6 +349,6 @@ fn write<S: Calls>(
             store_bytes(bytes, words);
             put(outgoing, id, Completion::Written);
         }
-        Err(error) => put(outgoing, id, Completion::NotDone(Kind::Write, error)),
+        Err(error) => put(outgoing, id, Completion::NotDone(FrameKind::Write, error)),
     }
 }

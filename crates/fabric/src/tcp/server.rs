@@ -14,11 +14,12 @@
 //!
 //! *Thread safety*: the handle is for any number of threads, a [`ServerThread`] belongs to one.
 
-use super::inbox::{Content, Inbox, Late};
-use super::served::{ConnectionContext, Next, Served, Tally};
-use crate::handshake::{Identity, Role, Token, draw_epoch};
+use super::inbox::{Inbox, InboxContent, LateAnswer};
+use super::served::{AwaitedEvent, ConnectionContext, ServedConnection, VisitTally};
+use crate::handshake::{PeerIdentity, PeerRole, Token, draw_epoch};
 use crate::listener::{
-    Acceptor, Bounds, Greeting, LISTENER, Listener, PAST, Place, Threads, WAKE, place_of,
+    Acceptor, AcceptorPlace, AdmissionBounds, Greeting, LISTENER, Listener, ListenerThreads, PAST,
+    WAKE, place_of,
 };
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use crate::{Calls, InlineCpu};
@@ -31,11 +32,11 @@ use std::os::fd::BorrowedFd;
 #[derive(Clone, Debug)]
 pub struct TcpServerConfig {
     /// Its role.
-    pub role: Role,
+    pub role: PeerRole,
     /// Its number among the servers of its role.
     pub number: u16,
     /// The roles of clients that it accepts.
-    pub accepts: &'static [Role],
+    pub accepts: &'static [PeerRole],
     /// Threads that serve connections.
     pub io_threads: usize,
     /// Limit on connections.
@@ -53,9 +54,9 @@ pub struct TcpServerConfig {
 impl Default for TcpServerConfig {
     fn default() -> Self {
         Self {
-            role: Role::MemoryServer,
+            role: PeerRole::MemoryServer,
             number: 0,
-            accepts: &[Role::ComputeServer],
+            accepts: &[PeerRole::ComputeServer],
             io_threads: 1,
             connections: 1024,
             half_open: 64,
@@ -80,7 +81,7 @@ pub struct TcpServerCounters {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct TcpServerShared {
     config: TcpServerConfig,
     listener: Arc<Listener>,
     inboxes: Vec<Arc<Inbox>>,
@@ -92,8 +93,8 @@ struct Shared {
 #[derive(Debug)]
 pub struct TcpServer {
     address: SocketAddr,
-    shared: Arc<Shared>,
-    threads: Threads,
+    shared: Arc<TcpServerShared>,
+    threads: ListenerThreads,
 }
 
 impl TcpServer {
@@ -130,14 +131,14 @@ impl TcpServer {
         let inboxes: io::Result<Vec<_>> =
             (0..config.io_threads.max(1)).map(|_| Ok(Arc::new(Inbox::new()?))).collect();
         let identity =
-            Identity { role: config.role, number: config.number, epoch: draw_epoch()?.max(1) };
-        let bounds = Bounds {
+            PeerIdentity { role: config.role, number: config.number, epoch: draw_epoch()?.max(1) };
+        let bounds = AdmissionBounds {
             accepts: config.accepts,
             connections: config.connections,
             half_open: config.half_open,
             handshake_timeout_ns: config.handshake_timeout_ns,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TcpServerShared {
             listener: Arc::new(Listener::new(identity, token, bounds)),
             inboxes: inboxes?,
             requests: AtomicU64::new(0),
@@ -150,7 +151,7 @@ impl TcpServer {
             ServerThread::new(number, socket, Arc::clone(&shared), Arc::clone(&service))
         });
         let threads = threads.collect::<io::Result<_>>()?;
-        Ok((Self { address, shared, threads: Threads::default() }, threads))
+        Ok((Self { address, shared, threads: ListenerThreads::default() }, threads))
     }
 
     /// Address that it listens on.
@@ -159,13 +160,13 @@ impl TcpServer {
     }
 
     /// Its identity, with the epoch that it drew when it started.
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> PeerIdentity {
         self.shared.listener.identity
     }
 
     /// A snapshot of its counters.
     pub fn counters(&self) -> TcpServerCounters {
-        let Shared { listener, requests, .. } = &*self.shared;
+        let TcpServerShared { listener, requests, .. } = &*self.shared;
         TcpServerCounters {
             connections: listener.connections(),
             welcomed: listener.welcomed(),
@@ -201,22 +202,22 @@ impl Drop for TcpServer {
 #[derive(Debug)]
 pub struct ServerThread<S> {
     number: usize,
-    acceptor: Acceptor<Served>,
+    acceptor: Acceptor<ServedConnection>,
     /// Number of connections that this thread has accepted.
     accepted: usize,
-    shared: Arc<Shared>,
+    shared: Arc<TcpServerShared>,
     inbox: Arc<Inbox>,
     service: Arc<S>,
     /// Kept for their memory.
     events: Vec<(u64, EventFlags)>,
-    answers: Vec<Late>,
+    answers: Vec<LateAnswer>,
 }
 
-fn flags_of(next: Next) -> EventFlags {
+fn flags_of(next: AwaitedEvent) -> EventFlags {
     match next {
-        Next::Readable => EventFlags::IN,
-        Next::Writable => EventFlags::OUT,
-        Next::Answers | Next::Close => EventFlags::empty(),
+        AwaitedEvent::Readable => EventFlags::IN,
+        AwaitedEvent::Writable => EventFlags::OUT,
+        AwaitedEvent::Answers | AwaitedEvent::Close => EventFlags::empty(),
     }
 }
 
@@ -224,7 +225,7 @@ impl<S: Calls> ServerThread<S> {
     fn new(
         number: usize,
         socket: Option<TcpListener>,
-        shared: Arc<Shared>,
+        shared: Arc<TcpServerShared>,
         service: Arc<S>,
     ) -> io::Result<Self> {
         let inbox = Arc::clone(&shared.inboxes[number]);
@@ -323,23 +324,23 @@ impl<S: Calls> ServerThread<S> {
     }
 
     /// Handles an event on a socket.
-    fn visit(&mut self, place: Place, flags: EventFlags) {
+    fn visit(&mut self, place: AcceptorPlace, flags: EventFlags) {
         loop {
             let next = match self.acceptor.hear(place) {
                 Greeting::Ended => return,
-                Greeting::Pending => Some(Next::Readable),
+                Greeting::Pending => Some(AwaitedEvent::Readable),
                 Greeting::Proven(peer, fences) => {
                     if !self.let_in(place, peer, fences) {
                         return;
                     }
-                    self.with(place, Served::serve)
+                    self.with(place, ServedConnection::serve)
                 }
-                Greeting::Admitted => self.with(place, Served::serve),
+                Greeting::Admitted => self.with(place, ServedConnection::serve),
             };
             // Carry out the requests that arrived before the end of the connection.
             let ended = flags.intersects(EventFlags::HUP | EventFlags::ERR);
             match next {
-                Some(Next::Readable) if ended => {}
+                Some(AwaitedEvent::Readable) if ended => {}
                 Some(_) if ended => {
                     self.acceptor.close(place);
                     return;
@@ -350,9 +351,9 @@ impl<S: Calls> ServerThread<S> {
     }
 
     /// Admits a peer that has proven itself. Returns whether its connection is still open.
-    fn let_in(&mut self, place: Place, peer: Identity, fences: u64) -> bool {
+    fn let_in(&mut self, place: AcceptorPlace, peer: PeerIdentity, fences: u64) -> bool {
         let Some((gate, fences)) = self.acceptor.admit(place, peer, fences) else { return false };
-        let goes_on = self.acceptor.welcome(place, fences, Served::new(gate, place));
+        let goes_on = self.acceptor.welcome(place, fences, ServedConnection::new(gate, place));
         // An earlier connection of the peer may belong to another thread.
         self.sweep();
         goes_on
@@ -368,10 +369,15 @@ impl<S: Calls> ServerThread<S> {
     /// Runs `act` on a connection and applies its result; returns `None` if the connection is gone.
     fn with(
         &mut self,
-        place: Place,
-        act: impl FnOnce(&mut Served, &mut TcpStream, &ConnectionContext<'_, S>, &mut Tally) -> Next,
-    ) -> Option<Next> {
-        let mut tally = Tally::default();
+        place: AcceptorPlace,
+        act: impl FnOnce(
+            &mut ServedConnection,
+            &mut TcpStream,
+            &ConnectionContext<'_, S>,
+            &mut VisitTally,
+        ) -> AwaitedEvent,
+    ) -> Option<AwaitedEvent> {
+        let mut tally = VisitTally::default();
         let context = ConnectionContext {
             service: &*self.service,
             server: self.shared.listener.identity,
@@ -383,7 +389,7 @@ impl<S: Calls> ServerThread<S> {
         };
         let (socket, served) = self.acceptor.admitted(place)?;
         let next = act(served, socket, &context, &mut tally);
-        let mut closed = next == Next::Close;
+        let mut closed = next == AwaitedEvent::Close;
         if !closed && next != served.interest {
             served.interest = next;
             closed = self.acceptor.watch_for(place, flags_of(next)).is_err();
@@ -398,8 +404,8 @@ impl<S: Calls> ServerThread<S> {
     }
 
     /// Handles the content of the inbox; returns the emptied list of answers.
-    fn empty_inbox(&mut self, content: Content) -> Vec<Late> {
-        let Content { mut answers, sockets, sweep, .. } = content;
+    fn empty_inbox(&mut self, content: InboxContent) -> Vec<LateAnswer> {
+        let InboxContent { mut answers, sockets, sweep, .. } = content;
         for socket in sockets {
             self.acceptor.adopt(socket);
         }
@@ -420,7 +426,7 @@ impl<S: Calls> ServerThread<S> {
         touched.sort_unstable();
         touched.dedup();
         for place in touched {
-            self.with(place, Served::carry_on);
+            self.with(place, ServedConnection::carry_on);
         }
         answers
     }

@@ -13,7 +13,7 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use super::frame::{Completion, Kind};
+use super::frame::{Completion, FrameKind};
 use std::collections::VecDeque;
 
 /// Largest piece that does not count, in bytes. The depth of an endpoint bounds how much of these
@@ -72,8 +72,10 @@ impl Window {
     #[inline]
     pub(super) fn complete(&mut self, completion: &Completion<'_>) -> bool {
         match completion {
-            Completion::Read(_) | Completion::NotDone(Kind::Read, _) => self.reads.complete(),
-            Completion::Written | Completion::NotDone(Kind::Write, _) => self.writes.complete(),
+            Completion::Read(_) | Completion::NotDone(FrameKind::Read, _) => self.reads.complete(),
+            Completion::Written | Completion::NotDone(FrameKind::Write, _) => {
+                self.writes.complete()
+            }
             _ => true,
         }
     }
@@ -88,7 +90,7 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::frame::NotDone;
+    use crate::tcp::frame::VerbRefusal;
 
     const WINDOW: usize = 100_000;
 
@@ -127,7 +129,7 @@ mod tests {
         assert!(!window.complete(&Completion::Written), "nothing was sent");
         window.writes.add(60_000);
         window.reads.add(60_000);
-        assert!(window.complete(&Completion::NotDone(Kind::Write, NotDone::Unaligned)));
+        assert!(window.complete(&Completion::NotDone(FrameKind::Write, VerbRefusal::Unaligned)));
         assert!(window.writes.has_room(60_000, 0) && !window.reads.has_room(60_000, 0));
         assert!(window.complete(&Completion::Swapped(1)) && !window.reads.has_room(60_000, 0));
         assert!(window.complete(&Completion::Read(&[])) && window.reads.has_room(60_000, 0));

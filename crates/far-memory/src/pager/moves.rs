@@ -6,12 +6,12 @@
 //!
 //! *Thread safety*: as for the pager.
 
-use super::{Job, Pager, Pending, UNPLACED};
+use super::{Pager, PendingWork, TransferJob, UNPLACED};
 use crate::FarError;
-use crate::memory::Memory;
-use crate::space::Space;
-use crate::table::{Fill, State};
-use crate::transfer::{Direction, FIRST_WAIT_NS, Failed, LONGEST_WAIT_NS};
+use crate::memory::PageAccessProvider;
+use crate::space::ChunkSpace;
+use crate::table::{Fill, PageState};
+use crate::transfer::{FIRST_WAIT_NS, MAX_WAIT_NS, TransferDirection, TransferFailure};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use futures_util::future::join_all;
 use std::collections::VecDeque;
@@ -19,10 +19,10 @@ use std::ops::Range;
 use std::task::Waker;
 
 /// Each copy is tried so often at least, because one of a dead server can take all the patience.
-const LEAST_ROUNDS: u32 = 4;
+const MIN_ROUNDS: u32 = 4;
 
-impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
-    pub(super) fn fill(&self, state: &mut Pending, run: Range<u32>) -> Job {
+impl<F: Fabric, M: PageAccessProvider + 'static, S: ChunkSpace<F>> Pager<F, M, S> {
+    pub(super) fn fill(&self, state: &mut PendingWork, run: Range<u32>) -> TransferJob {
         state.reads += 1;
         state.stats.reads += 1;
         let pager = self.clone();
@@ -34,7 +34,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
 
     /// Reads the pages from one of their copies. Returns from which server, or which has failed
     /// last.
-    async fn read(&self, run: &Range<u32>) -> (ServerId, Result<(), Failed>) {
+    async fn read(&self, run: &Range<u32>) -> (ServerId, Result<(), TransferFailure>) {
         let (chunks, transfers) = (&self.0.chunks, &self.0.transfers);
         let began_ns = transfers.fabric().now_ns();
         let (mut wait_ns, mut rounds) = (FIRST_WAIT_NS, 0);
@@ -45,7 +45,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             let mut copies: Vec<_> = whole.iter().filter(works).copied().collect();
             if whole.len() == 1 || copies.len() == 1 {
                 let at = copies.first().copied().unwrap_or(first);
-                let read = transfers.run(Direction::In, at, || self.buffer(run)).await;
+                let read = transfers.run(TransferDirection::In, at, || self.buffer(run)).await;
                 let Err(failed) = &read else { return (at.server(), read) };
                 self.await_stray(run, at.server(), failed, whole.len() == 1).await;
                 if whole.len() == 1 {
@@ -64,7 +64,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
                 outcome = (at.server(), transfers.read_once(*at, || self.buffer(run)).await);
                 let Err(failed) = &outcome.1 else { return outcome };
                 self.await_stray(run, at.server(), failed, false).await;
-                if let Failed::Gone(_) = failed {
+                if let TransferFailure::Gone(_) = failed {
                     chunks.lose_copy(run.start, at.server());
                 }
             }
@@ -74,13 +74,13 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             }
             rounds += 1;
             let give_up_ns = began_ns.saturating_add(transfers.patience_ns());
-            let is_late = rounds >= LEAST_ROUNDS && transfers.fabric().now_ns() >= give_up_ns;
+            let is_late = rounds >= MIN_ROUNDS && transfers.fabric().now_ns() >= give_up_ns;
             if is_hopeless || is_late || self.0.state.borrow().is_stopping {
                 copies.iter().for_each(|at| transfers.give_up(at.server()));
                 return outcome;
             }
             transfers.fabric().sleep(wait_ns).await;
-            wait_ns = (wait_ns * 2).min(LONGEST_WAIT_NS);
+            wait_ns = (wait_ns * 2).min(MAX_WAIT_NS);
         }
     }
 
@@ -91,7 +91,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         &self,
         run: &Range<u32>,
         server: ServerId,
-        failed: &Failed,
+        failed: &TransferFailure,
         is_last: bool,
     ) {
         let transfers = &self.0.transfers;
@@ -124,7 +124,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
                 break;
             }
             transfers.fabric().sleep(wait_ns).await;
-            wait_ns = (wait_ns * 2).min(LONGEST_WAIT_NS);
+            wait_ns = (wait_ns * 2).min(MAX_WAIT_NS);
             if !may_land() {
                 break;
             }
@@ -133,17 +133,17 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         (state.reads, state.astray) = (state.reads + 1, state.astray - pages);
     }
 
-    fn end_fill(&self, run: Range<u32>, server: ServerId, read: Result<(), Failed>) {
+    fn end_fill(&self, run: Range<u32>, server: ServerId, read: Result<(), TransferFailure>) {
         let state = &mut *self.0.state.borrow_mut();
         state.reads -= 1;
-        if let Err(Failed::Gone(cause)) = &read {
+        if let Err(TransferFailure::Gone(cause)) = &read {
             state.gone.insert(server.number(), cause.clone());
         }
         for page in run.clone() {
             let fill = match &read {
                 Ok(()) => Fill::Read,
-                Err(Failed::Unreachable(_)) => Fill::Failed,
-                Err(Failed::Gone(_)) => Fill::Gone,
+                Err(TransferFailure::Unreachable(_)) => Fill::Failed,
+                Err(TransferFailure::Gone(_)) => Fill::Gone,
             };
             let is_awaited = state.touching.contains_key(&page);
             if !state.table.filled(page, fill, is_awaited) {
@@ -151,7 +151,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             }
             match &read {
                 // A page that was discarded meanwhile is zeros, whatever happened to the READ.
-                Err(failed) if state.table.state(page) != State::Empty => {
+                Err(failed) if state.table.state(page) != PageState::Empty => {
                     state.fail(page, failed.of(page, server));
                 }
                 _ => drop(state.failures.remove(&page)),
@@ -167,7 +167,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         state.notify();
     }
 
-    pub(super) fn leave(&self, state: &mut Pending, run: Range<u32>) -> Job {
+    pub(super) fn leave(&self, state: &mut PendingWork, run: Range<u32>) -> TransferJob {
         let bytes = self.run_bytes(&run);
         let mut servers = self.targets(run.start);
         let writes = self.writes_to(&servers);
@@ -204,7 +204,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
     }
 
     /// Counts a WRITE to each of these servers (G4).
-    fn begin_write(&self, state: &mut Pending, servers: &[u32], bytes: usize) {
+    fn begin_write(&self, state: &mut PendingWork, servers: &[u32], bytes: usize) {
         for &server in servers {
             *state.write_bytes.entry(server).or_default() += bytes;
             if servers.len() > 1
@@ -228,7 +228,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
             tried.retain(|at| tries_all || is_target(at));
             self.0.state.borrow_mut().stats.writes += tried.len() as u64;
             let written = join_all(tried.iter().map(async |at| {
-                let written = transfers.run(Direction::Out, *at, || self.buffer(run)).await;
+                let written = transfers.run(TransferDirection::Out, *at, || self.buffer(run)).await;
                 written.map_err(|failed| failed.of(page, at.server()))
             }))
             .await;
@@ -274,7 +274,7 @@ impl<F: Fabric, M: Memory + 'static, S: Space<F>> Pager<F, M, S> {
         state.notify();
     }
 
-    fn end_leaving(&self, state: &mut Pending, run: &Range<u32>, is_written: bool) {
+    fn end_leaving(&self, state: &mut PendingWork, run: &Range<u32>, is_written: bool) {
         for page in run.clone() {
             let is_awaited = state.touching.contains_key(&page);
             if state.table.left(page, is_written, is_awaited) {

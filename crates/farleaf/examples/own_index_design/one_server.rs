@@ -6,13 +6,13 @@
 
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_index::{
-    Answer, Ascending, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Records, Scan,
-    check_fill,
+    Ascending, Design, EditAnswer, IndexAdmin, IndexError, KeyedRecords, LeafEdit, RangeIndex,
+    ScanResult, check_fill,
 };
-use farleaf_page::{Action, Layout, OwnedKey, OwnedValue};
+use farleaf_page::{EditAction, Layout, OwnedKey, OwnedValue};
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::wire::{
-    AskEdit, RecordRoom, Refusal, Reply, SCAN_REPLY_RECORDS, Share, TreeRequest,
+    AskEdit, RecordRoom, Refusal, Reply, SCAN_REPLY_RECORDS, TreeRequest, TreeShare,
 };
 use std::ops::Bound;
 
@@ -33,7 +33,7 @@ impl<L: Layout> Design<L> for OneServer {
     type Index<F: Fabric> = OneServerIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, (): &()) -> Result<(), IndexError> {
-        let share = Share::Range { low: L::min_key(), high: None };
+        let share = TreeShare::Range { low: L::min_key(), high: None };
         let client = RpcClient::<F, L>::new(fabric.clone());
         Ok(client.expect_done(SERVER, &TreeRequest::Create { share }).await?)
     }
@@ -90,7 +90,7 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
 
     async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
         L::check_key(key)?;
-        let lookup = AskEdit(LeafEdit { key, action: Action::Get });
+        let lookup = AskEdit(LeafEdit { key, action: EditAction::Get });
         match self.client.ask_harmless(SERVER, &lookup).await? {
             Reply::Value(value) => Ok(value),
             _ => Err(BAD_REPLY),
@@ -100,7 +100,7 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, IndexError> {
         edit.check::<L>()?;
         // `ask` does not repeat a change of unknown outcome; it ends as indeterminate.
         let reply = self.client.ask(SERVER, &AskEdit(edit)).await?;
@@ -109,13 +109,13 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
 
     async fn scan(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+        scan: &ScanResult<OwnedKey<L>>,
+    ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         scan.check::<L>()?;
-        let (mut found, mut rest) = (Records::new(), scan.clone());
+        let (mut found, mut rest) = (KeyedRecords::new(), scan.clone());
         while found.len() < scan.limit {
             let limit = (scan.limit - found.len()).min(SCAN_REPLY_RECORDS) as u32;
-            let Scan { lower, upper, reverse, .. } = rest.clone();
+            let ScanResult { lower, upper, reverse, .. } = rest.clone();
             let part = TreeRequest::Scan { lower, upper, reverse, limit };
             match self.client.ask_harmless(SERVER, &part).await? {
                 Reply::Records { records, more } => {

@@ -3,12 +3,12 @@
 //! *Thread safety*: that of the handle.
 
 use super::BlockIndex;
-use super::below::Below;
-use super::handle::{BLOCKS_TOGETHER, Edit, New, Over};
+use super::below::BlockReferences;
+use super::handle::{BLOCKS_TOGETHER, BlockEdit, BlockOperations, NewLeafValue};
 use crate::together::{all, join};
-use crate::{Answer, IndexAdmin, IndexError, rounds};
+use crate::{EditAnswer, IndexAdmin, IndexError, rounds};
 use farleaf_fabric::Fabric;
-use farleaf_page::{Action, Layout};
+use farleaf_page::{EditAction, Layout};
 use farleaf_pool::remote::RemoteError;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
@@ -18,8 +18,8 @@ const GROUP: usize = 16;
 
 /// An edit of a group: its position in the call, the edit, and what the leaf shall have for its new
 /// value, if it has one.
-type Sent<'a> = (usize, Edit<'a>, Option<New<'a>>);
-type Outcome<E> = Result<Answer<Vec<u8>>, E>;
+type SentEdit<'a> = (usize, BlockEdit<'a>, Option<NewLeafValue<'a>>);
+type BlockEditOutcome<E> = Result<EditAnswer<Vec<u8>>, E>;
 
 impl<I, F, L> BlockIndex<I, F, L>
 where
@@ -27,7 +27,10 @@ where
     F: Fabric,
     L: Layout<Key = [u8], Value = [u8]>,
 {
-    pub(super) async fn execute_batch(&self, edits: &[Edit<'_>]) -> Vec<Outcome<IndexError>> {
+    pub(super) async fn execute_batch(
+        &self,
+        edits: &[BlockEdit<'_>],
+    ) -> Vec<BlockEditOutcome<IndexError>> {
         let mut outcomes = Vec::with_capacity(edits.len());
         for together in edits.chunks(BLOCKS_TOGETHER) {
             outcomes.extend(self.execute_together(together).await);
@@ -36,18 +39,19 @@ where
     }
 
     /// Edits of one key keep their order, so each of them waits for those before it.
-    async fn execute_together(&self, edits: &[Edit<'_>]) -> Vec<Outcome<IndexError>> {
+    async fn execute_together(&self, edits: &[BlockEdit<'_>]) -> Vec<BlockEditOutcome<IndexError>> {
         let refusals = edits.iter().map(|edit| {
             let refused = edit.check_by::<L>(Self::check).err();
             refused.map(|error| Err(IndexError::from(error)))
         });
-        let outcomes: RefCell<Vec<Option<Outcome<IndexError>>>> = RefCell::new(refusals.collect());
+        let outcomes: RefCell<Vec<Option<BlockEditOutcome<IndexError>>>> =
+            RefCell::new(refusals.collect());
         let rounds = rounds(edits);
         for round in 0..=rounds.iter().copied().max().unwrap_or(0) {
             let is_sent =
                 |place: &usize| rounds[*place] == round && outcomes.borrow()[*place].is_none();
             let places: Vec<usize> = (0..edits.len()).filter(is_sent).collect();
-            let group: Vec<Edit<'_>> = places.iter().map(|place| edits[*place]).collect();
+            let group: Vec<BlockEdit<'_>> = places.iter().map(|place| edits[*place]).collect();
             let done = |at: usize, outcome| outcomes.borrow_mut()[places[at]] = Some(outcome);
             self.over().execute_all(&group, &done).await;
         }
@@ -56,9 +60,9 @@ where
     }
 }
 
-impl<B, F, L> Over<'_, B, F, L>
+impl<B, F, L> BlockOperations<'_, B, F, L>
 where
-    B: Below,
+    B: BlockReferences,
     F: Fabric,
     L: Layout<Key = [u8], Value = [u8]>,
 {
@@ -70,24 +74,24 @@ where
     /// compare-exchange may have to go down several times, so each goes by itself.
     pub(super) async fn execute_all(
         &self,
-        edits: &[Edit<'_>],
-        done: &impl Fn(usize, Outcome<B::Error>),
+        edits: &[BlockEdit<'_>],
+        done: &impl Fn(usize, BlockEditOutcome<B::Error>),
     ) {
         let _edit = self.blocks.edit();
-        let mut at_once = SmallVec::<[Sent<'_>; GROUP]>::new();
+        let mut at_once = SmallVec::<[SentEdit<'_>; GROUP]>::new();
         let (mut in_blocks, mut exchanges) = (Vec::new(), Vec::new());
         for (place, edit) in edits.iter().copied().enumerate() {
             match edit.action {
-                Action::Get | Action::Remove => at_once.push((place, edit, None)),
-                Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
-                    match self.inline(edit.key, value) {
-                        Some(stored) => {
-                            at_once.push((place, edit, Some(New::inline(stored))));
-                        }
-                        None => in_blocks.push((place, edit, value)),
+                EditAction::Get | EditAction::Remove => at_once.push((place, edit, None)),
+                EditAction::Insert(value)
+                | EditAction::Update(value)
+                | EditAction::Upsert(value) => match self.inline(edit.key, value) {
+                    Some(stored) => {
+                        at_once.push((place, edit, Some(NewLeafValue::inline(stored))));
                     }
-                }
-                Action::CompareExchange(..) => exchanges.push((place, edit)),
+                    None => in_blocks.push((place, edit, value)),
+                },
+                EditAction::CompareExchange(..) => exchanges.push((place, edit)),
             }
         }
         if in_blocks.is_empty() && exchanges.is_empty() {
@@ -103,11 +107,13 @@ where
                     let write =
                         in_blocks.iter().map(|(.., value)| self.blocks.write_in_hand(value));
                     let blocks = all(write).await;
-                    let mut group: Vec<Sent<'_>> = Vec::with_capacity(in_blocks.len());
+                    let mut group: Vec<SentEdit<'_>> = Vec::with_capacity(in_blocks.len());
                     let (mut left, mut full) = (Vec::new(), None);
                     for ((place, edit, value), block) in in_blocks.into_iter().zip(blocks) {
                         match block {
-                            Ok(block) => group.push((place, edit, Some(New::in_block(block)))),
+                            Ok(block) => {
+                                group.push((place, edit, Some(NewLeafValue::in_block(block))))
+                            }
                             Err(error @ RemoteError::OutOfMemory { .. }) => {
                                 left.push((place, edit, value));
                                 full = Some(error);
@@ -136,31 +142,37 @@ where
     }
 
     /// Takes edits down together, and READs the blocks that lookups have found.
-    async fn execute_group(&self, edits: &[Sent<'_>], done: &impl Fn(usize, Outcome<B::Error>)) {
+    async fn execute_group(
+        &self,
+        edits: &[SentEdit<'_>],
+        done: &impl Fn(usize, BlockEditOutcome<B::Error>),
+    ) {
         if edits.is_empty() {
             return;
         }
         let since_ns = self.blocks.now_ns();
-        let below: SmallVec<[Edit<'_>; GROUP]> = edits
+        let below: SmallVec<[BlockEdit<'_>; GROUP]> = edits
             .iter()
             .map(|(_, edit, new)| new.as_ref().map_or(*edit, |new| new.storing(*edit)))
             .collect();
         let unresolved = RefCell::new(SmallVec::<[(usize, Vec<u8>); GROUP]>::new());
         let is_due = Cell::new(false);
-        let ended = |at: usize, outcome: Outcome<B::Error>| {
+        let ended = |at: usize, outcome: BlockEditOutcome<B::Error>| {
             let (place, edit, new) = &edits[at];
             let value = match edit.action {
-                Action::Get => {
-                    let Ok(Answer { found: Some(stored), .. }) = outcome else {
+                EditAction::Get => {
+                    let Ok(EditAnswer { found: Some(stored), .. }) = outcome else {
                         return done(*place, outcome);
                     };
                     return match self.resolved_at_once(stored) {
-                        Ok(value) => done(*place, Ok(Answer::from_lookup(Some(value)))),
+                        Ok(value) => done(*place, Ok(EditAnswer::from_lookup(Some(value)))),
                         Err(stored) => unresolved.borrow_mut().push((at, stored)),
                     };
                 }
-                Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => value,
-                Action::Remove | Action::CompareExchange(..) => &[],
+                EditAction::Insert(value)
+                | EditAction::Update(value)
+                | EditAction::Upsert(value) => value,
+                EditAction::Remove | EditAction::CompareExchange(..) => &[],
             };
             let block = new.as_ref().and_then(|new| new.block);
             let (outcome, has_lost_many) = self.settled(block, value, outcome);
@@ -171,7 +183,7 @@ where
         let read = unresolved.take().into_iter().map(async |(at, stored)| {
             let (place, edit, _) = &edits[at];
             let found = self.resolve_or_ask(edit.key, stored, since_ns).await;
-            done(*place, found.map(Answer::from_lookup));
+            done(*place, found.map(EditAnswer::from_lookup));
         });
         all(read).await;
         if is_due.get() {

@@ -3,14 +3,14 @@
 //!
 //! *Thread safety*: that of the index below.
 
-use crate::{Answer, IndexAdmin, IndexError, LeafEdit, PartIndex};
+use crate::{EditAnswer, IndexAdmin, IndexError, LeafEdit, PartIndex};
 use farleaf_fabric::Fabric;
 use farleaf_page::Layout;
 use farleaf_pool::remote::RemoteError;
 use std::marker::PhantomData;
 
 /// The index whose leaves refer to blocks.
-pub(super) trait Below {
+pub(super) trait BlockReferences {
     type Error: From<RemoteError>;
 
     /// Whether the operation may have happened, or may still happen.
@@ -18,14 +18,17 @@ pub(super) trait Below {
 
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Self::Error>;
 
-    async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, Self::Error>;
+    async fn execute(
+        &self,
+        edit: LeafEdit<&[u8], &[u8]>,
+    ) -> Result<EditAnswer<Vec<u8>>, Self::Error>;
 
     /// Executes several operations as concurrent ones. When one ends, calls `done` with its
     /// position and outcome.
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&[u8], &[u8]>],
-        done: impl Fn(usize, Result<Answer<Vec<u8>>, Self::Error>),
+        done: impl Fn(usize, Result<EditAnswer<Vec<u8>>, Self::Error>),
     );
 
     /// Returns when the pool has every change that was made before the call.
@@ -33,9 +36,9 @@ pub(super) trait Below {
 }
 
 /// A whole index.
-pub(super) struct Whole<'a, I>(pub(super) &'a I);
+pub(super) struct WholeIndex<'a, I>(pub(super) &'a I);
 
-impl<I: IndexAdmin<Key = [u8], Value = [u8]>> Below for Whole<'_, I> {
+impl<I: IndexAdmin<Key = [u8], Value = [u8]>> BlockReferences for WholeIndex<'_, I> {
     type Error = IndexError;
 
     fn is_unknown(error: &IndexError) -> bool {
@@ -46,14 +49,17 @@ impl<I: IndexAdmin<Key = [u8], Value = [u8]>> Below for Whole<'_, I> {
         self.0.get(key).await
     }
 
-    async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, IndexError> {
+    async fn execute(
+        &self,
+        edit: LeafEdit<&[u8], &[u8]>,
+    ) -> Result<EditAnswer<Vec<u8>>, IndexError> {
         self.0.execute(edit).await
     }
 
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&[u8], &[u8]>],
-        done: impl Fn(usize, Result<Answer<Vec<u8>>, IndexError>),
+        done: impl Fn(usize, Result<EditAnswer<Vec<u8>>, IndexError>),
     ) {
         let outcomes = self.0.execute_all(edits).await;
         outcomes.into_iter().enumerate().for_each(|(place, outcome)| done(place, outcome));
@@ -65,18 +71,18 @@ impl<I: IndexAdmin<Key = [u8], Value = [u8]>> Below for Whole<'_, I> {
 }
 
 /// One compute server's part of an index.
-pub(super) struct OfPart<'a, P, F, L> {
+pub(super) struct PartOfIndex<'a, P, F, L> {
     part: &'a P,
     of: PhantomData<fn(F, L)>,
 }
 
-impl<'a, P, F, L> OfPart<'a, P, F, L> {
+impl<'a, P, F, L> PartOfIndex<'a, P, F, L> {
     pub(super) fn new(part: &'a P) -> Self {
         Self { part, of: PhantomData }
     }
 }
 
-impl<P, F, L> Below for OfPart<'_, P, F, L>
+impl<P, F, L> BlockReferences for PartOfIndex<'_, P, F, L>
 where
     P: PartIndex<F, L>,
     F: Fabric,
@@ -93,14 +99,17 @@ where
         self.part.get(key).await
     }
 
-    async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, RemoteError> {
+    async fn execute(
+        &self,
+        edit: LeafEdit<&[u8], &[u8]>,
+    ) -> Result<EditAnswer<Vec<u8>>, RemoteError> {
         self.part.execute(edit).await
     }
 
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&[u8], &[u8]>],
-        done: impl Fn(usize, Result<Answer<Vec<u8>>, RemoteError>),
+        done: impl Fn(usize, Result<EditAnswer<Vec<u8>>, RemoteError>),
     ) {
         self.part.execute_all(edits, done).await;
     }

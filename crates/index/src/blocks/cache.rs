@@ -17,9 +17,9 @@ use farleaf_page::BlockRef;
 use std::collections::BTreeMap;
 
 /// Maximum number of shards.
-const MOST_SHARDS: u64 = 16;
+const MAX_SHARDS: u64 = 16;
 /// Minimum size of a shard.
-const LEAST_SHARD_BYTES: u64 = 1 << 20;
+const MIN_SHARD_BYTES: u64 = 1 << 20;
 /// Estimated size of an entry without its value, in bytes.
 const ENTRY_BYTES: u64 = 96;
 /// A value that is larger than a shard divided by this is not cached.
@@ -28,16 +28,16 @@ const LARGEST_PART: u64 = 4;
 /// The value blocks that a process has cached.
 #[derive(Debug)]
 pub(super) struct BlockCache {
-    shards: Vec<Mutex<Shard>>,
+    shards: Vec<Mutex<BlockCacheShard>>,
     shard_bytes: u64,
     used_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Shard {
+struct BlockCacheShard {
     /// Positions in `entries`, by address.
     places: BTreeMap<u64, usize>,
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<CachedBlock>>,
     /// Unused positions in `entries`.
     vacant: Vec<usize>,
     hand: usize,
@@ -45,13 +45,13 @@ struct Shard {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CachedBlock {
     block: BlockRef,
     value: Arc<Vec<u8>>,
     is_used: bool,
 }
 
-impl Entry {
+impl CachedBlock {
     fn bytes(&self) -> u64 {
         self.value.len() as u64 + ENTRY_BYTES
     }
@@ -60,7 +60,7 @@ impl Entry {
 impl BlockCache {
     /// Creates an empty cache of at most `bytes` bytes. With 0, nothing is cached.
     pub(super) fn new(bytes: u64) -> Self {
-        let shards = (bytes / LEAST_SHARD_BYTES).clamp(1, MOST_SHARDS);
+        let shards = (bytes / MIN_SHARD_BYTES).clamp(1, MAX_SHARDS);
         Self {
             shards: (0..shards).map(|_| Mutex::default()).collect(),
             shard_bytes: bytes / shards,
@@ -73,7 +73,7 @@ impl BlockCache {
         self.used_bytes.load(Ordering::Relaxed)
     }
 
-    fn shard(&self, block: BlockRef) -> &Mutex<Shard> {
+    fn shard(&self, block: BlockRef) -> &Mutex<BlockCacheShard> {
         &self.shards[(block.check % self.shards.len() as u64) as usize]
     }
 
@@ -88,7 +88,7 @@ impl BlockCache {
         if value.len() as u64 + ENTRY_BYTES > self.shard_bytes / LARGEST_PART {
             return;
         }
-        let entry = Entry { block, value: Arc::new(value.to_vec()), is_used: false };
+        let entry = CachedBlock { block, value: Arc::new(value.to_vec()), is_used: false };
         self.change(block, |shard| shard.keep(entry, self.shard_bytes));
     }
 
@@ -101,7 +101,7 @@ impl BlockCache {
         });
     }
 
-    fn change(&self, block: BlockRef, work: impl FnOnce(&mut Shard)) {
+    fn change(&self, block: BlockRef, work: impl FnOnce(&mut BlockCacheShard)) {
         let mut shard = lock(self.shard(block));
         let before = shard.used_bytes;
         work(&mut shard);
@@ -111,7 +111,7 @@ impl BlockCache {
     }
 }
 
-impl Shard {
+impl BlockCacheShard {
     fn get(&mut self, block: BlockRef) -> Option<Arc<Vec<u8>>> {
         let place = *self.places.get(&block.at.to_bits())?;
         let entry = self.entries[place].as_mut().filter(|entry| entry.block == block)?;
@@ -119,7 +119,7 @@ impl Shard {
         Some(Arc::clone(&entry.value))
     }
 
-    fn keep(&mut self, entry: Entry, most_bytes: u64) {
+    fn keep(&mut self, entry: CachedBlock, most_bytes: u64) {
         if let Some(&place) = self.places.get(&entry.block.at.to_bits()) {
             self.evict(place);
         }

@@ -2,18 +2,20 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::below::{Below, Whole};
+use super::below::{BlockReferences, WholeIndex};
 use super::cache::BlockCache;
 use super::shared::ValueBlocks;
 use crate::together::all;
 use crate::{
-    Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, OPERATIONS_TOGETHER,
-    RangeIndex, Records, Reshape, Reshaped, Scan,
+    Background, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords, LeafEdit,
+    OPERATIONS_TOGETHER, RangeIndex, Reshape, Reshaped, ScanResult,
 };
 use crate::{CacheCounters, LiveCounters};
 use farleaf_fabric::Fabric;
-use farleaf_page::{Action, BlockRef, Layout, MOST_BLOCK_BYTES, Stored, TooLong, stored_inline};
-use farleaf_pool::remote::{Backoff, BlockClient, Coming, InHand, Miss, RemoteError};
+use farleaf_page::{
+    BlockRef, EditAction, Layout, MAX_BLOCK_BYTES, StoredValue, TooLong, stored_inline,
+};
+use farleaf_pool::remote::{AwaitedBlocks, Backoff, BlockClient, Miss, RemoteError, UnendedBlock};
 use std::borrow::{Borrow, Cow};
 use std::ops::Bound;
 
@@ -36,7 +38,7 @@ pub struct BlockIndex<I, F: Fabric, L: Layout> {
 }
 
 /// Value blocks, and the index whose leaves refer to them: the logic of all operations.
-pub(super) struct Over<'a, B, F: Fabric, L: Layout> {
+pub(super) struct BlockOperations<'a, B, F: Fabric, L: Layout> {
     pub(super) design: B,
     pub(super) blocks: &'a BlockClient<F, L>,
     cache: &'a BlockCache,
@@ -46,8 +48,8 @@ pub(super) struct Over<'a, B, F: Fabric, L: Layout> {
 
 impl<F: Fabric, L: Layout> ValueBlocks<F, L> {
     /// These blocks beside the leaves of `design`.
-    pub(super) fn over<B>(&self, design: B) -> Over<'_, B, F, L> {
-        Over {
+    pub(super) fn over<B>(&self, design: B) -> BlockOperations<'_, B, F, L> {
+        BlockOperations {
             design,
             blocks: &self.blocks,
             cache: &self.cache,
@@ -58,34 +60,34 @@ impl<F: Fabric, L: Layout> ValueBlocks<F, L> {
 }
 
 /// An operation on one key.
-pub(super) type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
+pub(super) type BlockEdit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
 
 /// What a leaf shall have for a value, and the new block behind it.
-pub(super) struct New<'a> {
+pub(super) struct NewLeafValue<'a> {
     pub(super) stored: Cow<'a, [u8]>,
     pub(super) block: Option<BlockRef>,
-    _in_hand: Option<InHand>,
+    _in_hand: Option<UnendedBlock>,
 }
 
-impl<'a> New<'a> {
+impl<'a> NewLeafValue<'a> {
     pub(super) fn inline(stored: Cow<'a, [u8]>) -> Self {
         Self { stored, block: None, _in_hand: None }
     }
 
     /// Of a block that has been written.
-    pub(super) fn in_block((block, in_hand): (BlockRef, InHand)) -> Self {
+    pub(super) fn in_block((block, in_hand): (BlockRef, UnendedBlock)) -> Self {
         let stored = Cow::Owned(block.to_stored().to_vec());
         Self { stored, block: Some(block), _in_hand: Some(in_hand) }
     }
 
     /// The edit of a leaf for an insert, update or upsert of the value; a compare-exchange stays as
     /// it is.
-    pub(super) fn storing<'e>(&'e self, edit: Edit<'e>) -> Edit<'e> {
+    pub(super) fn storing<'e>(&'e self, edit: BlockEdit<'e>) -> BlockEdit<'e> {
         let value = &self.stored[..];
         let action = match edit.action {
-            Action::Insert(_) => Action::Insert(value),
-            Action::Update(_) => Action::Update(value),
-            Action::Upsert(_) => Action::Upsert(value),
+            EditAction::Insert(_) => EditAction::Insert(value),
+            EditAction::Update(_) => EditAction::Update(value),
+            EditAction::Upsert(_) => EditAction::Upsert(value),
             action => action,
         };
         LeafEdit { key: edit.key, action }
@@ -107,8 +109,8 @@ where
         &self.design
     }
 
-    pub(super) fn over(&self) -> Over<'_, Whole<'_, I>, F, L> {
-        self.values.over(Whole(&self.design))
+    pub(super) fn over(&self) -> BlockOperations<'_, WholeIndex<'_, I>, F, L> {
+        self.values.over(WholeIndex(&self.design))
     }
 
     /// Whether the index can have a record.
@@ -117,14 +119,14 @@ where
     /// [`TooLong`] if it cannot.
     pub fn check(key: &[u8], value: &[u8]) -> Result<(), TooLong> {
         L::check_key(key)?;
-        let (bytes, most) = (value.len(), MOST_BLOCK_BYTES);
+        let (bytes, most) = (value.len(), MAX_BLOCK_BYTES);
         if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
     }
 }
 
-impl<B, F, L> Over<'_, B, F, L>
+impl<B, F, L> BlockOperations<'_, B, F, L>
 where
-    B: Below,
+    B: BlockReferences,
     F: Fabric,
     L: Layout<Key = [u8], Value = [u8]>,
 {
@@ -138,7 +140,10 @@ where
     }
 
     /// Writes a block. If there is no memory left, waits for blocks that are being freed.
-    pub(super) async fn write_block(&self, value: &[u8]) -> Result<(BlockRef, InHand), B::Error> {
+    pub(super) async fn write_block(
+        &self,
+        value: &[u8],
+    ) -> Result<(BlockRef, UnendedBlock), B::Error> {
         let mut until_ns = None;
         loop {
             let seen = self.blocks.frees();
@@ -163,18 +168,22 @@ where
             return false;
         }
         match self.blocks.wait_for_memory(seen).await {
-            Coming::Free | Coming::FromOthers | Coming::At(_) => true,
+            AwaitedBlocks::Free | AwaitedBlocks::FromOthers | AwaitedBlocks::At(_) => true,
             // If this fails, nothing is known to be wrong with the operation itself.
-            Coming::Lost => Box::pin(self.rest_lost()).await.is_ok(),
-            Coming::Never => false,
+            AwaitedBlocks::Lost => Box::pin(self.rest_lost()).await.is_ok(),
+            AwaitedBlocks::Never => false,
         }
     }
 
-    pub(super) async fn store<'a>(&self, key: &[u8], value: &'a [u8]) -> Result<New<'a>, B::Error> {
+    pub(super) async fn store<'a>(
+        &self,
+        key: &[u8],
+        value: &'a [u8],
+    ) -> Result<NewLeafValue<'a>, B::Error> {
         if let Some(stored) = self.inline(key, value) {
-            return Ok(New::inline(stored));
+            return Ok(NewLeafValue::inline(stored));
         }
-        self.write_block(value).await.map(New::in_block)
+        self.write_block(value).await.map(NewLeafValue::in_block)
     }
 
     /// Decides what becomes of the blocks once an edit has ended.
@@ -182,8 +191,8 @@ where
         &self,
         block: Option<BlockRef>,
         value: &[u8],
-        outcome: Result<Answer<Vec<u8>>, B::Error>,
-    ) -> Result<Answer<Vec<u8>>, B::Error> {
+        outcome: Result<EditAnswer<Vec<u8>>, B::Error>,
+    ) -> Result<EditAnswer<Vec<u8>>, B::Error> {
         let (outcome, is_due) = self.settled(block, value, outcome);
         if is_due {
             // The operation itself has succeeded; the next loss tries again.
@@ -192,19 +201,20 @@ where
         outcome
     }
 
-    /// As [`Over::settle`], but also returns whether it is time for [`Over::rest_lost`].
+    /// As [`BlockOperations::settle`], but also returns whether it is time for
+    /// [`BlockOperations::rest_lost`].
     pub(super) fn settled(
         &self,
         block: Option<BlockRef>,
         value: &[u8],
-        outcome: Result<Answer<Vec<u8>>, B::Error>,
-    ) -> (Result<Answer<Vec<u8>>, B::Error>, bool) {
+        outcome: Result<EditAnswer<Vec<u8>>, B::Error>,
+    ) -> (Result<EditAnswer<Vec<u8>>, B::Error>, bool) {
         match outcome {
             Ok(answer) if answer.applied => {
                 if let Some(block) = block {
                     self.cache.keep(block, value);
                 }
-                (Ok(Answer::from_change(true)), self.has_lost(&answer))
+                (Ok(EditAnswer::from_change(true)), self.has_lost(&answer))
             }
             // A leaf may refer to the block, now or later (blocks.X8).
             Err(error) if B::is_unknown(&error) => (Err(error), false),
@@ -216,10 +226,10 @@ where
     }
 
     /// Takes the block back that an applied edit has taken out of its leaf, if it was one. Returns
-    /// whether it is time for [`Over::rest_lost`].
-    fn has_lost(&self, answer: &Answer<Vec<u8>>) -> bool {
+    /// whether it is time for [`BlockOperations::rest_lost`].
+    fn has_lost(&self, answer: &EditAnswer<Vec<u8>>) -> bool {
         if let Some(lost) = answer.found.as_deref()
-            && let Stored::Block(lost) = Stored::of(lost)
+            && let StoredValue::Block(lost) = StoredValue::of(lost)
         {
             self.cache.forget(lost);
             return self.blocks.lose(lost);
@@ -246,13 +256,13 @@ where
 
     /// The value for what a leaf has, if it is there or in the cache; else what the leaf has.
     pub(super) fn resolved_at_once(&self, mut stored: Vec<u8>) -> Result<Vec<u8>, Vec<u8>> {
-        match Stored::of(&stored) {
-            Stored::Inline(value) => {
+        match StoredValue::of(&stored) {
+            StoredValue::Inline(value) => {
                 let length = value.len();
                 stored.truncate(length);
                 Ok(stored)
             }
-            Stored::Block(block) => match self.cache.get(block) {
+            StoredValue::Block(block) => match self.cache.get(block) {
                 Some(value) => {
                     LiveCounters::count(&self.counters.block_hits);
                     Ok(value)
@@ -269,7 +279,7 @@ where
             Ok(value) => return Ok(value),
             Err(stored) => stored,
         };
-        let Stored::Block(block) = Stored::of(&stored) else { return Ok(stored) };
+        let StoredValue::Block(block) = StoredValue::of(&stored) else { return Ok(stored) };
         LiveCounters::count(&self.counters.block_misses);
         let (value, is_recent) = self.blocks.read(block, since_ns).await?;
         if !is_recent && Box::pin(self.design.get(key)).await.ok().flatten() != Some(stored) {
@@ -279,7 +289,7 @@ where
         Ok(value)
     }
 
-    /// As [`Over::resolve`]; if the block is not there any more, asks the leaf again.
+    /// As [`BlockOperations::resolve`]; if the block is not there any more, asks the leaf again.
     pub(super) async fn resolve_or_ask(
         &self,
         key: &[u8],
@@ -334,7 +344,7 @@ where
         &self,
         edit: LeafEdit<&[u8], &[u8]>,
         value: &[u8],
-    ) -> Result<Answer<Vec<u8>>, B::Error> {
+    ) -> Result<EditAnswer<Vec<u8>>, B::Error> {
         let key = edit.key;
         let new = self.store(key, value).await?;
         let outcome = self.design.execute(new.storing(edit)).await;
@@ -348,28 +358,28 @@ where
         key: &[u8],
         expected: &[u8],
         value: &[u8],
-    ) -> Result<Answer<Vec<u8>>, B::Error> {
+    ) -> Result<EditAnswer<Vec<u8>>, B::Error> {
         let mut stored = match self.inline(key, expected) {
             Some(stored) => stored.into_owned(),
             None => match self.stored_for(key, expected, None).await? {
                 Ok(stored) => stored,
-                Err(found) => return Ok(Answer { applied: false, found }),
+                Err(found) => return Ok(EditAnswer { applied: false, found }),
             },
         };
         let new = self.store(key, value).await?;
         let mut backoff = Backoff::default();
         let refused = loop {
             let since_ns = self.blocks.now_ns();
-            let action = Action::CompareExchange(&stored[..], &new.stored[..]);
+            let action = EditAction::CompareExchange(&stored[..], &new.stored[..]);
             let outcome = self.design.execute(LeafEdit { key, action }).await;
             let found = match outcome {
-                Ok(Answer { applied: false, found: Some(found) }) => found,
+                Ok(EditAnswer { applied: false, found: Some(found) }) => found,
                 outcome => return self.settle(new.block, value, outcome).await,
             };
             // The key has a different value, or the same one in a different stored form.
             match self.stored_for(key, expected, Some((found, since_ns))).await {
                 Ok(Ok(found)) => stored = found,
-                Ok(Err(found)) => break Ok(Answer { applied: false, found }),
+                Ok(Err(found)) => break Ok(EditAnswer { applied: false, found }),
                 Err(error) => break Err(error),
             }
             if let Err(error) = self.blocks.restart(&mut backoff).await {
@@ -422,19 +432,21 @@ where
     pub(super) async fn execute(
         &self,
         edit: LeafEdit<&[u8], &[u8]>,
-    ) -> Result<Answer<Vec<u8>>, B::Error> {
+    ) -> Result<EditAnswer<Vec<u8>>, B::Error> {
         let key = edit.key;
         let _edit = if edit.changes() { self.blocks.edit() } else { None };
         match edit.action {
-            Action::Get => self.get(key).await.map(Answer::from_lookup),
-            Action::Insert(value) | Action::Update(value) | Action::Upsert(value) => {
+            EditAction::Get => self.get(key).await.map(EditAnswer::from_lookup),
+            EditAction::Insert(value) | EditAction::Update(value) | EditAction::Upsert(value) => {
                 self.change(edit, value).await
             }
-            Action::Remove => {
+            EditAction::Remove => {
                 let outcome = self.design.execute(edit).await;
                 self.settle(None, &[], outcome).await
             }
-            Action::CompareExchange(expected, value) => self.exchange(key, expected, value).await,
+            EditAction::CompareExchange(expected, value) => {
+                self.exchange(key, expected, value).await
+            }
         }
     }
 }
@@ -452,16 +464,22 @@ where
         self.over().get(key).await
     }
 
-    async fn execute(&self, edit: LeafEdit<&[u8], &[u8]>) -> Result<Answer<Vec<u8>>, IndexError> {
+    async fn execute(
+        &self,
+        edit: LeafEdit<&[u8], &[u8]>,
+    ) -> Result<EditAnswer<Vec<u8>>, IndexError> {
         edit.check_by::<L>(Self::check)?;
         self.over().execute(edit).await
     }
 
-    async fn scan(&self, scan: &Scan<Vec<u8>>) -> Result<Records<Vec<u8>, Vec<u8>>, IndexError> {
+    async fn scan(
+        &self,
+        scan: &ScanResult<Vec<u8>>,
+    ) -> Result<KeyedRecords<Vec<u8>, Vec<u8>>, IndexError> {
         if scan.limit == 0 {
             return self.design.scan(scan).await; // it checks the bounds
         }
-        let mut records: Records<Vec<u8>, Vec<u8>> = Vec::new();
+        let mut records: KeyedRecords<Vec<u8>, Vec<u8>> = Vec::new();
         let mut rest = scan.clone();
         // If all values are in the leaves, there is nothing to READ between two parts.
         let together = if self.values.are_inline() { usize::MAX } else { SCAN_TOGETHER };
@@ -523,7 +541,7 @@ where
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&[u8], &[u8]>],
-    ) -> Vec<Result<Answer<Vec<u8>>, IndexError>> {
+    ) -> Vec<Result<EditAnswer<Vec<u8>>, IndexError>> {
         self.execute_batch(edits).await
     }
 

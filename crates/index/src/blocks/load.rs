@@ -4,11 +4,11 @@
 //! *Thread safety*: the same as for the handle.
 
 use super::BlockIndex;
-use super::below::{Below, Whole};
+use super::below::{BlockReferences, WholeIndex};
 use crate::together::all;
 use crate::{IndexAdmin, IndexError};
 use farleaf_fabric::Fabric;
-use farleaf_page::{BlockRef, Layout, Stored};
+use farleaf_page::{BlockRef, Layout, StoredValue};
 
 /// Blocks written together.
 const BLOCKS_TOGETHER: usize = 16;
@@ -56,11 +56,11 @@ where
             Err(error) => Err(error),
         };
         if let Err(error) = &loaded
-            && !Whole::<I>::is_unknown(error)
+            && !WholeIndex::<I>::is_unknown(error)
         {
             // The index is empty, so no leaf refers to them.
             for (_, stored) in collected.records() {
-                if let Stored::Block(block) = Stored::of(&stored) {
+                if let StoredValue::Block(block) = StoredValue::of(&stored) {
                     self.over().give_back(Some(block));
                 }
             }

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The underlying design depends on blocks in only one way: an edit that takes away a value with a
-//! reference's length returns it ([`farleaf_page::Answer::found`]), so that the block can be freed.
-//! Its pages, messages and protocols are the same.
+//! reference's length returns it ([`farleaf_page::EditAnswer::found`]), so that the block can be
+//! freed. Its pages, messages and protocols are the same.
 //!
 //! The files of this folder enforce three of the invariants of blocks. A reference is stored only
 //! after its block is written (blocks.X1). The operation that took a reference out of a leaf frees
@@ -30,7 +30,7 @@ mod part;
 mod shared;
 
 pub use handle::BlockIndex;
-pub use options::{BlockOptions, MOST_LOST};
+pub use options::{BlockOptions, MAX_LOST};
 pub use part::InBlocks;
 pub use shared::{SharedBlocks, ValueBlocks};
 

@@ -5,7 +5,7 @@
 use crate::IndexError;
 
 /// Default number of replaced blocks that may wait before leaves are written back.
-pub const MOST_LOST: u64 = 16_384;
+pub const MAX_LOST: u64 = 16_384;
 
 /// Options of an index with value blocks. All handles of an index should use the same options.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ impl<O> BlockOptions<O> {
             inline_bytes: Self::INLINE_BYTES,
             cache_bytes: 0,
             chunk_bytes: 1 << 20,
-            most_lost: MOST_LOST as usize,
+            most_lost: MAX_LOST as usize,
         }
     }
 

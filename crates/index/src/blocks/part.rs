@@ -9,17 +9,18 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::below::OfPart;
-use super::handle::Over;
+use super::below::PartOfIndex;
+use super::handle::BlockOperations;
 use super::shared::{SharedBlocks, ValueBlocks};
 use crate::CacheCounters;
 use crate::together::all;
 use crate::{
-    Answer, LeafEdit, PartIndex, PartValues, Reclaimed, Records, Scan, Scanned, ValueForm,
+    EditAnswer, KeyedRecords, LeafEdit, PartIndex, PartValues, ReclaimOutcome, ScanEnd, ScanResult,
+    ValueForm,
 };
 use farleaf_fabric::Fabric;
-use farleaf_page::{BlockRef, Layout, Stored, TooLong};
-use farleaf_pool::remote::{RemoteError, RpcClient, Step};
+use farleaf_page::{BlockRef, Layout, StoredValue, TooLong};
+use farleaf_pool::remote::{FormerStep, RemoteError, RpcClient};
 use farleaf_pool::wire::{RecordRoom, check_sent};
 use std::ops::Bound;
 
@@ -59,8 +60,11 @@ impl<L: Layout<Key = [u8], Value = [u8]>> ValueForm<L> for InBlocks {
 }
 
 impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> ValueBlocks<F, L> {
-    fn above<'a, P: PartIndex<F, L>>(&'a self, part: &'a P) -> Over<'a, OfPart<'a, P, F, L>, F, L> {
-        self.over(OfPart::new(part))
+    fn above<'a, P: PartIndex<F, L>>(
+        &'a self,
+        part: &'a P,
+    ) -> BlockOperations<'a, PartOfIndex<'a, P, F, L>, F, L> {
+        self.over(PartOfIndex::new(part))
     }
 }
 
@@ -69,7 +73,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
         &self,
         part: &P,
         edit: LeafEdit<&[u8], &[u8]>,
-    ) -> Result<Answer<Vec<u8>>, RemoteError> {
+    ) -> Result<EditAnswer<Vec<u8>>, RemoteError> {
         self.above(part).execute(edit).await
     }
 
@@ -77,7 +81,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
         &self,
         part: &P,
         edits: &[LeafEdit<&[u8], &[u8]>],
-        done: impl Fn(usize, Result<Answer<Vec<u8>>, RemoteError>),
+        done: impl Fn(usize, Result<EditAnswer<Vec<u8>>, RemoteError>),
     ) {
         self.above(part).execute_all(edits, &done).await;
     }
@@ -85,14 +89,14 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
     async fn scan<P: PartIndex<F, L>>(
         &self,
         part: &P,
-        scan: &Scan<Vec<u8>>,
+        scan: &ScanResult<Vec<u8>>,
         room: &mut RecordRoom,
-        out: &mut Records<Vec<u8>, Vec<u8>>,
-    ) -> Result<Scanned<Vec<u8>>, RemoteError> {
+        out: &mut KeyedRecords<Vec<u8>, Vec<u8>>,
+    ) -> Result<ScanEnd<Vec<u8>>, RemoteError> {
         let since_ns = self.blocks.now_ns();
         let mut below = scan.clone();
         below.limit = scan.limit.saturating_sub(out.len());
-        let mut found = Records::new();
+        let mut found = KeyedRecords::new();
         let range = part.scan(&below, &mut found).await?;
         let is_limited = found.len() >= below.limit;
         // Only blocks that the message has room for are READ.
@@ -103,7 +107,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
         let found = keys.iter().map(Vec::as_slice).zip(stored.into_iter().map(Some)).collect();
         let values = self.above(part).resolve_all(found, since_ns).await?;
         // A key that was removed meanwhile need not appear.
-        let mut records: Records<Vec<u8>, Vec<u8>> =
+        let mut records: KeyedRecords<Vec<u8>, Vec<u8>> =
             keys.into_iter().zip(values).filter_map(|(key, value)| Some((key, value?))).collect();
         // A value that was replaced meanwhile may be longer.
         *room = room_before;
@@ -119,7 +123,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
             None if is_full => Some(scan.lower.clone()),
             _ => None,
         };
-        Ok(Scanned { range, next, is_full })
+        Ok(ScanEnd { range, next, is_full })
     }
 
     /// Lost blocks can be used again a grace period later.
@@ -138,7 +142,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
     async fn prepare<P: PartIndex<F, L>>(
         &self,
         part: &P,
-        records: &mut Records<Vec<u8>, Vec<u8>>,
+        records: &mut KeyedRecords<Vec<u8>, Vec<u8>>,
         blocks: &mut Vec<BlockRef>,
     ) -> Result<(), RemoteError> {
         let over = self.above(part);
@@ -169,29 +173,30 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
     /// A scan of stored values notes the references into chunks of former lives; then everything
     /// else in these chunks is free, once all leaves are written back and a grace period has passed
     /// (blocks.X4, blocks.X10).
-    async fn reclaim<P: PartIndex<F, L>>(&self, part: &P) -> Result<Reclaimed, RemoteError> {
+    async fn reclaim<P: PartIndex<F, L>>(&self, part: &P) -> Result<ReclaimOutcome, RemoteError> {
         match self.blocks.former_step() {
-            None => return Ok(Reclaimed::Ended),
-            Some(Step::Scan(lower)) => {
+            None => return Ok(ReclaimOutcome::Ended),
+            Some(FormerStep::Scan(lower)) => {
                 let (upper, reverse) = (Bound::Unbounded, false);
-                let scan = Scan { lower, upper, reverse, limit: NOTED_TOGETHER };
-                let mut found = Records::new();
+                let scan = ScanResult { lower, upper, reverse, limit: NOTED_TOGETHER };
+                let mut found = KeyedRecords::new();
                 part.scan(&scan, &mut found).await?;
                 let last = found.last().filter(|_| found.len() >= scan.limit);
                 let next = last.map(|(last, _)| Bound::Excluded(last.clone()));
-                let references = found.iter().filter_map(|(_, stored)| match Stored::of(stored) {
-                    Stored::Block(block) => Some(block),
-                    Stored::Inline(_) => None,
-                });
+                let references =
+                    found.iter().filter_map(|(_, stored)| match StoredValue::of(stored) {
+                        StoredValue::Block(block) => Some(block),
+                        StoredValue::Inline(_) => None,
+                    });
                 self.blocks.note(references, next);
             }
-            Some(Step::Drain) => self.blocks.end_round_if_drained(),
-            Some(Step::Rest) => {
+            Some(FormerStep::Drain) => self.blocks.end_round_if_drained(),
+            Some(FormerStep::Rest) => {
                 part.flush().await?;
-                return Ok(Reclaimed::Found);
+                return Ok(ReclaimOutcome::Found);
             }
         }
-        Ok(Reclaimed::GoesOn)
+        Ok(ReclaimOutcome::GoesOn)
     }
 
     async fn use_found(&self) {
@@ -217,9 +222,9 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
 
 /// The bytes in a message of a record that leaves have like this.
 fn sent_bytes<L: Layout<Key = [u8], Value = [u8]>>(key: &[u8], stored: &[u8]) -> usize {
-    let value_bytes = match Stored::of(stored) {
-        Stored::Inline(value) => value.len(),
-        Stored::Block(block) => block.bytes,
+    let value_bytes = match StoredValue::of(stored) {
+        StoredValue::Inline(value) => value.len(),
+        StoredValue::Block(block) => block.bytes,
     };
     L::key_bytes(key) + L::value_bytes(&[]) + value_bytes
 }

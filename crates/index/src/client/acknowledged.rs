@@ -13,11 +13,11 @@ use std::collections::BTreeMap;
 
 /// The acknowledged changes of a program.
 #[derive(Debug, Default)]
-pub struct Acknowledged(Mutex<BTreeMap<u16, Changes>>);
+pub struct Acknowledged(Mutex<BTreeMap<u16, AcknowledgedChanges>>);
 
 /// What a program knows of the changes that a compute server has acknowledged.
 #[derive(Clone, Copy, Debug, Default)]
-struct Changes {
+struct AcknowledgedChanges {
     /// The incarnation of the latest acknowledgement.
     incarnation: u64,
     /// Number of acknowledged changes.
@@ -30,9 +30,9 @@ struct Changes {
 
 /// The acknowledged changes at the time when a flush began.
 #[derive(Debug)]
-pub(super) struct Before(BTreeMap<u16, Changes>);
+pub(super) struct ChangesBeforeFlush(BTreeMap<u16, AcknowledgedChanges>);
 
-impl Changes {
+impl AcknowledgedChanges {
     fn has_unflushed(&self) -> bool {
         self.acknowledged > self.flushed
     }
@@ -56,13 +56,13 @@ impl Acknowledged {
     }
 
     /// What was acknowledged until now.
-    pub(super) fn before(&self) -> Before {
-        Before(lock(&self.0).clone())
+    pub(super) fn before(&self) -> ChangesBeforeFlush {
+        ChangesBeforeFlush(lock(&self.0).clone())
     }
 
     /// Notes that what `compute_server` had acknowledged `before` is flushed, or is reported as
     /// lost.
-    pub(super) fn settle(&self, before: &Before, compute_server: u16) {
+    pub(super) fn settle(&self, before: &ChangesBeforeFlush, compute_server: u16) {
         if let Some(before) = before.0.get(&compute_server)
             && let Some(changes) = lock(&self.0).get_mut(&compute_server)
         {
@@ -71,7 +71,7 @@ impl Acknowledged {
     }
 }
 
-impl Before {
+impl ChangesBeforeFlush {
     /// The compute servers with changes that are not flushed.
     pub(super) fn unflushed(&self) -> impl Iterator<Item = u16> {
         self.0.iter().filter(|(_, changes)| changes.has_unflushed()).map(|(server, _)| *server)

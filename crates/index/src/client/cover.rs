@@ -11,7 +11,7 @@
 
 use super::{ClientIndex, bad_reply};
 use crate::IndexError;
-use crate::partition::{Attempts, Unserved};
+use crate::partition::{OperationAttempts, Unserved};
 use crate::together::all;
 use farleaf_fabric::Fabric;
 use farleaf_page::Layout;
@@ -20,15 +20,15 @@ use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use std::collections::BTreeSet;
 
 /// An owner's answer.
-struct Covered {
+struct OwnerAnswer {
     incarnation: u64,
     age_ns: u64,
     epoch: u64,
 }
 
 /// What came of asking one compute server.
-enum Asked {
-    Covered(Covered),
+enum AskOutcome {
+    Covered(OwnerAnswer),
     /// It owns no keys any more, so it has nothing left that is not written back.
     OwnsNothing,
     /// It owns no keys and cannot be asked, although it has acknowledged changes.
@@ -46,11 +46,11 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         let acknowledged = self.owners().directory.acknowledged();
         let (before, began_ns) = (acknowledged.before(), self.fabric().now_ns());
         let believes_all = self.fabric().breaks(rules::INCARNATIONS_COMPARED);
-        let is_lost = |server, asked: &Asked| match asked {
+        let is_lost = |server, asked: &AskOutcome| match asked {
             _ if believes_all => false,
-            Asked::OwnsNothing => false,
-            Asked::IsGone => true,
-            Asked::Covered(covered) => {
+            AskOutcome::OwnsNothing => false,
+            AskOutcome::IsGone => true,
+            AskOutcome::Covered(covered) => {
                 // Others' changes may have been lost since the flush began, unless this incarnation
                 // has existed since then.
                 let was_there = before.knows(server, covered.incarnation)
@@ -60,7 +60,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         };
         let mut lost = Vec::new();
         let has_changes = before.unflushed().collect();
-        let report = |server, asked: &Asked| match is_lost(server, asked) {
+        let report = |server, asked: &AskOutcome| match is_lost(server, asked) {
             true => lost.push(server),
             false => acknowledged.settle(&before, server),
         };
@@ -85,7 +85,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         &self,
         ask: &ClientRequest<L>,
         also: &BTreeSet<u16>,
-        mut report: impl FnMut(u16, &Asked),
+        mut report: impl FnMut(u16, &AskOutcome),
     ) -> Result<(), IndexError> {
         let attempts = self.attempts();
         let mut done = BTreeSet::new();
@@ -101,7 +101,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             for (server, asked) in due.iter().zip(all(asked).await) {
                 match asked {
                     Ok(asked) => {
-                        if let Asked::Covered(covered) = &asked {
+                        if let AskOutcome::Covered(covered) = &asked {
                             newest = newest.max((covered.epoch, Some(*server)));
                         }
                         report(*server, &asked);
@@ -125,7 +125,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         &self,
         epoch: u64,
         server: Option<u16>,
-        attempts: &Attempts,
+        attempts: &OperationAttempts,
     ) -> Result<(), IndexError> {
         let mut attempts = attempts.clone();
         while let Some(server) = server.filter(|_| self.map().epoch() < epoch) {
@@ -143,13 +143,13 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         server: u16,
         ask: &ClientRequest<L>,
         also: &BTreeSet<u16>,
-        attempts: &Attempts,
-    ) -> Result<Asked, IndexError> {
+        attempts: &OperationAttempts,
+    ) -> Result<AskOutcome, IndexError> {
         let mut attempts = attempts.clone();
         loop {
             let error = match self.owners().ask_owner(server, ask.encode(), true).await {
                 Ok(ClientResponse::Covered { incarnation, age_ns, epoch }) => {
-                    return Ok(Asked::Covered(Covered { incarnation, age_ns, epoch }));
+                    return Ok(AskOutcome::Covered(OwnerAnswer { incarnation, age_ns, epoch }));
                 }
                 Ok(_) => return Err(bad_reply(server)),
                 Err(Unserved::Failed(error)) => return Err(error),
@@ -160,9 +160,9 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             let is_absent = matches!(error, IndexError::NotServed { code: ErrorCode::Absent, .. });
             let is_away = is_absent || (!has_time && matches!(error, IndexError::NotSent { .. }));
             match (owns_keys, also.contains(&server)) {
-                (false, false) => return Ok(Asked::OwnsNothing),
+                (false, false) => return Ok(AskOutcome::OwnsNothing),
                 // It was drained and has ended, or it has crashed before it was drained.
-                (false, true) if is_away => return Ok(Asked::IsGone),
+                (false, true) if is_away => return Ok(AskOutcome::IsGone),
                 _ if !has_time => return Err(error),
                 _ => {}
             }

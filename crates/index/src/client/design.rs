@@ -8,9 +8,9 @@ use farleaf_page::Layout;
 
 /// An index that is served by compute servers.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Remote;
+pub struct RemoteDesign;
 
-impl<L: Layout> Design<L> for Remote {
+impl<L: Layout> Design<L> for RemoteDesign {
     const NAME: &'static str = "remote";
     type Options = ();
     type Compute = ();

@@ -6,7 +6,7 @@ use super::Acknowledged;
 use crate::partition::PartitionMap;
 
 /// The source that a client consults after losing a compute server. No call blocks.
-pub trait Directory<K> {
+pub trait ServerDirectory<K> {
     /// Whether `compute_server` is known to be absent. If so, the client sends it nothing.
     fn is_absent(&self, compute_server: u16) -> bool;
 
@@ -22,9 +22,9 @@ pub trait Directory<K> {
 
 /// A directory of compute servers with fixed addresses.
 #[derive(Debug, Default)]
-pub(super) struct Fixed(Acknowledged);
+pub(super) struct FixedDirectory(Acknowledged);
 
-impl<K> Directory<K> for Fixed {
+impl<K> ServerDirectory<K> for FixedDirectory {
     fn is_absent(&self, _compute_server: u16) -> bool {
         false
     }

@@ -6,7 +6,7 @@
 use super::owners::has_not_happened;
 use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::together::all;
-use crate::{Ascending, IndexError, RangeIndex, Scan, check_fill};
+use crate::{Ascending, IndexError, RangeIndex, ScanResult, check_fill};
 use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty};
 use farleaf_page::{Layout, OwnedKey, OwnedRecord, OwnedValue};
 use farleaf_pool::wire::{
@@ -29,7 +29,7 @@ struct Builders {
 }
 
 /// What a client knows of the end of a load.
-struct End {
+struct LoadEnding {
     /// The version of an end without an answer, to be sent again.
     repeated: Option<u64>,
     /// The error of such an end.
@@ -157,7 +157,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             together.push((key, value));
         }
         self.send(together, builders).await.map_err(not_loaded)?;
-        if !self.scan(&Scan::range(..).limit(1)).await?.is_empty() {
+        if !self.scan(&ScanResult::range(..).limit(1)).await?.is_empty() {
             let (server, refusal) = (ServerId::new(builders.now()), Refusal::NotEmpty);
             return Err(IndexError::Refused { server, refusal });
         }
@@ -213,7 +213,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// a compute server begins another life or resumes meanwhile, tries again.
     async fn loaded(&self, load: u64, builder: u16) -> Result<Vec<OwnedKey<L>>, IndexError> {
         let mut attempts = self.attempts();
-        let mut end = End { repeated: None, doubt: None };
+        let mut end = LoadEnding { repeated: None, doubt: None };
         loop {
             let error = match self.try_loaded(load, builder, &mut end).await {
                 Ok(boundaries) => return Ok(boundaries),
@@ -240,7 +240,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         &self,
         load: u64,
         builder: u16,
-        end: &mut End,
+        end: &mut LoadEnding,
     ) -> Result<Vec<OwnedKey<L>>, IndexError> {
         let version = match end.repeated.take() {
             Some(version) => version,
@@ -259,7 +259,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             }
             Err(error) => {
                 if matches!(error, IndexError::Indeterminate(_)) {
-                    *end = End { repeated: Some(version), doubt: Some(error.clone()) };
+                    *end = LoadEnding { repeated: Some(version), doubt: Some(error.clone()) };
                 }
                 Err(error)
             }

@@ -6,7 +6,7 @@
 //! epoch, the client fetches the map and retries there. It also retries operations of unknown
 //! outcome if they change nothing; a change of unknown outcome ends as
 //! [`IndexError::Indeterminate`]. A compute server that does not answer may have a new address: the
-//! client looks it up in a [`Directory`] and resends there what was not sent.
+//! client looks it up in a [`ServerDirectory`] and resends there what was not sent.
 //!
 //! *Invariants*
 //! - client.N1. Every operation ends by its deadline: it is retried only if another request can
@@ -32,13 +32,13 @@ mod moves;
 mod owners;
 
 pub use acknowledged::Acknowledged;
-pub use design::Remote;
-pub use directory::Directory;
+pub use design::RemoteDesign;
+pub use directory::ServerDirectory;
 pub use moves::drain_to;
 pub use owners::RemoteOwners;
 
-use directory::Fixed;
-use owners::{SHORTEST_WAIT_NS, bad_reply};
+use directory::FixedDirectory;
+use owners::{MIN_WAIT_NS, bad_reply};
 
 use crate::partition::{PartitionMap, Router, Unserved};
 use crate::together::all;
@@ -78,7 +78,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
     /// [`IndexError`] if no compute server sends the map before the deadline.
     pub async fn open(fabric: F, options: ClientOptions) -> Result<Self, IndexError> {
         let nobody = PartitionMap::new::<L>(0, Vec::new())?;
-        let index = Self::with_map(fabric, options, nobody, Rc::new(Fixed::default()));
+        let index = Self::with_map(fabric, options, nobody, Rc::new(FixedDirectory::default()));
         let mut attempts = index.attempts();
         loop {
             let mut outcome = Err(IndexError::InvalidArgument("there are no compute servers"));
@@ -99,7 +99,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         fabric: F,
         options: ClientOptions,
         map: PartitionMap<OwnedKey<L>>,
-        directory: Rc<dyn Directory<OwnedKey<L>>>,
+        directory: Rc<dyn ServerDirectory<OwnedKey<L>>>,
     ) -> Self {
         Self::new(RemoteOwners { fabric, options, directory }, Arc::new(map))
     }

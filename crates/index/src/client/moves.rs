@@ -1,7 +1,7 @@
 //! Key moves between compute servers, driven by a client.
 
-use super::{ClientIndex, SHORTEST_WAIT_NS, bad_reply};
-use crate::partition::{BalanceTarget, Load, Owners, PartitionMap};
+use super::{ClientIndex, MIN_WAIT_NS, bad_reply};
+use crate::partition::{BalanceTarget, PartitionMap, RangeOwners, SampledLoad};
 use crate::{IndexError, Reshaped};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -11,7 +11,7 @@ use futures_util::future::{Either, select};
 use std::pin::pin;
 
 /// Longest pause before the taker of a move is polled again, in nanoseconds.
-const LONGEST_ASK_NS: u64 = 5_000_000;
+const MAX_ASK_NS: u64 = 5_000_000;
 /// Number of such pauses for which the taker is polled after the giver was lost.
 const LATE_ASKS: u64 = 20;
 /// Why a giver may refuse to move keys beyond a boundary, if the map allows the move.
@@ -51,7 +51,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         let (released, has_taken) = match select(released, pin!(self.let_take(to, from))).await {
             Either::Left((released @ Err(IndexError::Indeterminate(_)), taking)) => {
                 // The giver may have died since it released the keys.
-                let late = pin!(self.fabric().sleep(LONGEST_ASK_NS * LATE_ASKS));
+                let late = pin!(self.fabric().sleep(MAX_ASK_NS * LATE_ASKS));
                 (released, matches!(select(taking, late).await, Either::Left(_)))
             }
             Either::Left((released, _)) => (released, false),
@@ -89,14 +89,14 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
 
     /// Repeatedly asks `to` to take over the keys, until it has.
     async fn let_take(&self, to: u16, from: u16) {
-        let mut wait_ns = SHORTEST_WAIT_NS;
+        let mut wait_ns = MIN_WAIT_NS;
         loop {
             let taken = self.owners().ask(to, &ClientRequest::TakeOver { from }).await;
             if let Ok(ClientResponse::Map { .. }) = taken {
                 return;
             }
             self.fabric().sleep(wait_ns).await;
-            wait_ns = (wait_ns * 2).min(LONGEST_ASK_NS);
+            wait_ns = (wait_ns * 2).min(MAX_ASK_NS);
         }
     }
 
@@ -138,7 +138,7 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
         (*self.map()).clone()
     }
 
-    async fn loads(&self) -> Option<Vec<Load<OwnedKey<L>>>> {
+    async fn loads(&self) -> Option<Vec<SampledLoad<OwnedKey<L>>>> {
         let mut loads = Vec::new();
         for number in 0..self.fabric().memory_servers() {
             let asked = match self.owners().directory.is_absent(number) {
@@ -146,9 +146,9 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
                 false => self.owners().ask(number, &ClientRequest::Samples).await.ok(),
             };
             loads.push(match asked {
-                Some(ClientResponse::Samples { samples, keys }) => Load { samples, keys },
+                Some(ClientResponse::Samples { samples, keys }) => SampledLoad { samples, keys },
                 _ if self.map().owners().contains(&number) => return None,
-                _ => Load::default(),
+                _ => SampledLoad::default(),
             });
         }
         // Only servers up to the last one that answers or owns keys take part.

@@ -3,13 +3,13 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::{ClientIndex, ClientOptions, Directory};
-use crate::partition::{Owners, PartitionMap, RetryPolicy, Route, Unserved};
-use crate::{Answer, IndexError, LeafEdit, Records, Scan};
+use super::{ClientIndex, ClientOptions, ServerDirectory};
+use crate::partition::{PartitionMap, RangeOwners, RetryPolicy, Route, Unserved};
+use crate::{EditAnswer, IndexError, KeyedRecords, LeafEdit, ScanResult};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty};
 use farleaf_page::rules;
-use farleaf_page::{Action, Layout, OwnedKey, OwnedValue, TooLong};
+use farleaf_page::{EditAction, Layout, OwnedKey, OwnedValue, TooLong};
 use farleaf_pool::wire::{
     ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS, check_sent,
 };
@@ -17,8 +17,8 @@ use std::ops::Bound;
 use std::rc::Rc;
 
 /// First and longest wait before a retry, in nanoseconds.
-pub(super) const SHORTEST_WAIT_NS: u64 = 100_000;
-const LONGEST_WAIT_NS: u64 = 50_000_000;
+pub(super) const MIN_WAIT_NS: u64 = 100_000;
+const MAX_WAIT_NS: u64 = 50_000_000;
 /// Maximum number of operations in flight for one call.
 const OPERATIONS_TOGETHER: usize = 64;
 
@@ -27,7 +27,7 @@ const OPERATIONS_TOGETHER: usize = 64;
 pub struct RemoteOwners<F: Fabric, L: Layout> {
     pub(super) fabric: F,
     pub(super) options: ClientOptions,
-    pub(super) directory: Rc<dyn Directory<OwnedKey<L>>>,
+    pub(super) directory: Rc<dyn ServerDirectory<OwnedKey<L>>>,
 }
 
 fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {
@@ -158,7 +158,7 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
+impl<F: Fabric, L: Layout> RangeOwners for RemoteOwners<F, L> {
     type Fabric = F;
     type Layout = L;
     /// Unused: the owner checks the key against its own map.
@@ -172,8 +172,8 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         RetryPolicy {
             deadline_ns: self.options.deadline_ns,
             attempt_ns: self.options.request_ns,
-            shortest_wait_ns: SHORTEST_WAIT_NS,
-            longest_wait_ns: LONGEST_WAIT_NS,
+            shortest_wait_ns: MIN_WAIT_NS,
+            longest_wait_ns: MAX_WAIT_NS,
             varies: true,
         }
     }
@@ -189,14 +189,14 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
     }
 
     async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, Unserved> {
-        Ok(self.execute(owner, LeafEdit { key, action: Action::Get }).await?.found)
+        Ok(self.execute(owner, LeafEdit { key, action: EditAction::Get }).await?.found)
     }
 
     async fn execute(
         &self,
         owner: u16,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, Unserved> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, Unserved> {
         let ask = ClientRequest::<L>::encode_edit(edit);
         match self.ask_owner(owner, ask, !edit.changes()).await {
             Ok(ClientResponse::Edited(answer) | ClientResponse::Changed { answer, .. }) => {
@@ -219,8 +219,8 @@ impl<F: Fabric, L: Layout> Owners for RemoteOwners<F, L> {
         &self,
         owner: u16,
         _expected: &(),
-        scan: &Scan<OwnedKey<L>>,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<Option<Bound<OwnedKey<L>>>, Unserved> {
         let ask = ClientRequest::<L>::Scan {
             lower: scan.lower.clone(),

@@ -11,11 +11,11 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::queue::{Asked, GROUP, Taken};
-use super::{Clients, Queue, Worker};
+use super::queue::{GROUP, PendingRequest, TakenRequests};
+use super::{Clients, ThreadQueue, Worker};
 use crate::{PartValues, Partitioned, ValueForm};
 use farleaf_fabric::Fabric;
-use farleaf_page::{Action, Layout, LeafEdit, OwnedKey, OwnedValue};
+use farleaf_page::{EditAction, Layout, LeafEdit, OwnedKey, OwnedValue};
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use smallvec::SmallVec;
 use std::cell::Cell;
@@ -60,10 +60,10 @@ async fn give_way() {
 
 impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// Answers the requests of `queue` until it is closed. Any number of tasks may do so.
-    pub async fn answer_all<C: Clients<L>>(&self, queue: &Queue<L, C::Reply>, clients: &C) {
+    pub async fn answer_all<C: Clients<L>>(&self, queue: &ThreadQueue<L, C::Reply>, clients: &C) {
         let under_way = self.under_way();
         let most = || OPERATIONS.saturating_sub(under_way.get()).min(GROUP);
-        let (mut taken, mut answered) = (Taken::new(), 0);
+        let (mut taken, mut answered) = (TakenRequests::new(), 0);
         loop {
             queue.take(most, &mut taken).await;
             if taken.is_empty() {
@@ -82,11 +82,15 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     #[inline]
-    async fn answer_taken<C: Clients<L>>(&self, taken: &mut Taken<L, C::Reply>, clients: &C) {
+    async fn answer_taken<C: Clients<L>>(
+        &self,
+        taken: &mut TakenRequests<L, C::Reply>,
+        clients: &C,
+    ) {
         if taken.len() > 1 {
             return self.answer_group(taken, clients).await;
         }
-        let Some(Asked { ask, reply }) = taken.pop() else { return };
+        let Some(PendingRequest { ask, reply }) = taken.pop() else { return };
         let told = match clients.begin(&ask, &reply) {
             true => self.answer(ask).await,
             false => ClientResponse::Error(ErrorCode::Unavailable),
@@ -95,13 +99,17 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Answers operations on single keys.
-    async fn answer_group<C: Clients<L>>(&self, taken: &mut Taken<L, C::Reply>, clients: &C) {
+    async fn answer_group<C: Clients<L>>(
+        &self,
+        taken: &mut TakenRequests<L, C::Reply>,
+        clients: &C,
+    ) {
         let no = |reply, code| clients.answer(reply, ClientResponse::Error(code));
         let entered = self.enter().await;
         let can_change = self.server().detector().all_there();
         let mut edits = SmallVec::<[LeafEdit<OwnedKey<L>, OwnedValue<L>>; GROUP]>::new();
         let mut replies = SmallVec::<[Cell<Option<C::Reply>>; GROUP]>::new();
-        for Asked { ask, reply } in taken.drain(..) {
+        for PendingRequest { ask, reply } in taken.drain(..) {
             let is_served = clients.begin(&ask, &reply)
                 && entered.is_some()
                 && (can_change || !ask.is_change());
@@ -142,7 +150,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         let mut rest = records;
         while !rest.is_empty() {
             let (some, others) = rest.split_at(distinct(rest));
-            let upsert = |(key, value)| LeafEdit { key, action: Action::Upsert(value) };
+            let upsert = |(key, value)| LeafEdit { key, action: EditAction::Upsert(value) };
             let edits: SmallVec<[_; RECORDS_AT_ONCE]> =
                 some.iter().map(|(key, value)| upsert((L::key(key), L::value(value)))).collect();
             let failed = Cell::new(None);

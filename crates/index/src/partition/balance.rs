@@ -19,19 +19,19 @@
 //!
 //! *Thread safety*: a plain value.
 
-use super::{Load, PartitionMap};
+use super::{PartitionMap, SampledLoad};
 use crate::BalanceOptions;
 use crate::OwnedRange;
 use std::collections::BTreeMap;
 
 /// Longest pause after failed proposals, in windows.
-const LONGEST_PAUSE: u64 = 64;
+const MAX_PAUSE: u64 = 64;
 
 /// After this many attempts without a useful move, the policy leaves the loads alone.
 const FRUITLESS: u32 = 3;
 
 /// Maximum number of proposals at a time. For each one, the balancer has to read a leaf.
-const MOST_PROPOSALS: usize = 4;
+const MAX_PROPOSALS: usize = 4;
 
 /// A move that would reduce the imbalance between two compute servers.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +65,7 @@ pub struct BalancePolicy<K> {
     /// The window in which keys last moved from one compute server to another.
     moves: BTreeMap<(u16, u16), u64>,
     /// The loads of the last window.
-    loads: Vec<Load<K>>,
+    loads: Vec<SampledLoad<K>>,
     mean: f64,
 }
 
@@ -89,7 +89,11 @@ impl<K: Clone + Ord> BalancePolicy<K> {
 
     /// Evaluates a window: the load of each compute server, by number. Returns alternative moves,
     /// best first. Empty if nothing should move.
-    pub fn look(&mut self, map: &PartitionMap<K>, mut loads: Vec<Load<K>>) -> Vec<Proposal<K>> {
+    pub fn look(
+        &mut self,
+        map: &PartitionMap<K>,
+        mut loads: Vec<SampledLoad<K>>,
+    ) -> Vec<Proposal<K>> {
         self.now += 1;
         let total: u64 = loads.iter().map(|load| load.samples).sum();
         // Shortly after a move, caches are cold, and some samples are from the previous map.
@@ -174,7 +178,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
                 }
             }
         }
-        proposals.truncate(MOST_PROPOSALS);
+        proposals.truncate(MAX_PROPOSALS);
         (proposals, waits)
     }
 
@@ -215,7 +219,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
     /// Records that a proposed move failed (balance.B3).
     pub fn failed(&mut self) {
         self.rest_until = self.now + 1 + self.pause;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
         self.above.clear();
     }
 
@@ -249,7 +253,9 @@ impl<K: Clone + Ord> BalancePolicy<K> {
 
     /// The loads of the two compute servers with a boundary at `key`.
     fn after(&self, from: u16, to: u16, lower: bool, key: &K) -> (f64, f64) {
-        let Some(Load { keys, .. }) = self.loads.get(usize::from(from)) else { return (0.0, 0.0) };
+        let Some(SampledLoad { keys, .. }) = self.loads.get(usize::from(from)) else {
+            return (0.0, 0.0);
+        };
         let below = keys.partition_point(|sample| sample < key) as f64;
         let going = if lower { below } else { keys.len() as f64 - below };
         let moves = self.load(from) * going / (keys.len().max(1)) as f64;
@@ -276,7 +282,7 @@ mod tests {
     const LEAF: u64 = 42;
 
     /// A model of a cluster: a map, and keys that are requested with given weights.
-    struct Model {
+    struct BalanceModel {
         map: PartitionMap<u64>,
         servers: u16,
         policy: BalancePolicy<u64>,
@@ -285,7 +291,7 @@ mod tests {
         moves: Vec<(u16, u16)>,
     }
 
-    impl Model {
+    impl BalanceModel {
         fn new(owners: u16, spares: u16, seed: u64, weights: Vec<f64>) -> Self {
             let each = weights.len() as u64 / LEAF / u64::from(owners) * LEAF;
             let boundaries = (1..u64::from(owners)).map(|number| number * each).collect();
@@ -373,7 +379,7 @@ mod tests {
     fn a_hotspot_is_spread_and_stays_spread() {
         for seed in 0..3 {
             let keys = 200_000;
-            let mut model = Model::new(4, 0, seed, zipf(keys, 0.9, 0));
+            let mut model = BalanceModel::new(4, 0, seed, zipf(keys, 0.9, 0));
             assert!(model.busiest() > 0.6, "{}", model.busiest());
             let spreading = model.run(60);
             assert!(model.busiest() < 0.35, "{} after {:?}", model.busiest(), model.moves);
@@ -396,7 +402,7 @@ mod tests {
     fn a_hotspot_that_shifts_right_after_a_move_is_spread_too() {
         for windows in 20..40 {
             let keys = 200_000;
-            let mut model = Model::new(4, 0, 1, zipf(keys, 0.9, 0));
+            let mut model = BalanceModel::new(4, 0, 1, zipf(keys, 0.9, 0));
             model.run(windows);
             model.asks_for(&zipf(keys, 0.9, keys / 2));
             model.run(80);
@@ -407,7 +413,7 @@ mod tests {
     #[test]
     fn nothing_moves_under_a_load_that_is_even() {
         for seed in 0..3 {
-            let mut model = Model::new(4, 0, seed, vec![1.0; 84_000]);
+            let mut model = BalanceModel::new(4, 0, seed, vec![1.0; 84_000]);
             assert_eq!(model.run(150), 0, "{:?}", model.moves);
             // A server with a quarter more load than the others does not justify a move.
             let weight = |key| if key < 21_000 { 1.25 } else { 1.0 };
@@ -422,7 +428,7 @@ mod tests {
             for hot in [30_u64, 21_000, 50_000, 83_999] {
                 let mut weights = vec![1.0; 84_000];
                 weights[hot as usize] = 84_000.0;
-                let mut model = Model::new(4, 0, seed, weights);
+                let mut model = BalanceModel::new(4, 0, seed, weights);
                 let moves = model.run(150);
                 assert!(moves <= 6, "{hot}: {:?}", model.moves);
                 assert!(model.moves.iter().all(|(from, to)| !model.moves.contains(&(*to, *from))));
@@ -435,7 +441,7 @@ mod tests {
     fn a_steady_zipf_whose_hottest_leaf_is_heavy_comes_to_rest() {
         for seed in 0..3 {
             // The first leaf has nearly half of the load.
-            let mut model = Model::new(4, 1, seed, zipf(84_000, 1.15, 0));
+            let mut model = BalanceModel::new(4, 1, seed, zipf(84_000, 1.15, 0));
             assert!(model.run(100) <= 8, "{:?}", model.moves);
             let busiest = model.busiest();
             assert_eq!(model.run(150), 0, "{:?}", model.moves);
@@ -445,10 +451,10 @@ mod tests {
 
     #[test]
     fn who_owns_nothing_gets_a_part_if_it_may() {
-        let mut model = Model::new(3, 1, 1, zipf(84_000, 0.8, 0));
+        let mut model = BalanceModel::new(3, 1, 1, zipf(84_000, 0.8, 0));
         model.run(60);
         assert!(model.map.owners().contains(&3) && model.busiest() < 0.35, "{:?}", model.moves);
-        let mut model = Model::new(3, 1, 1, zipf(84_000, 0.8, 0));
+        let mut model = BalanceModel::new(3, 1, 1, zipf(84_000, 0.8, 0));
         model.policy.options.uses_spares = false;
         model.run(60);
         assert!(!model.map.owners().contains(&3), "{:?}", model.moves);
@@ -458,8 +464,8 @@ mod tests {
     fn a_window_is_not_enough() {
         let mut policy = BalancePolicy::new(BalanceOptions::default());
         let map = PartitionMap::new::<Fixed8>(1, vec![1_000]).unwrap();
-        let busy = Load { samples: 1_000, keys: (0..1_000).collect::<Vec<u64>>() };
-        let idle = Load { samples: 10, keys: vec![2_000; 10] };
+        let busy = SampledLoad { samples: 1_000, keys: (0..1_000).collect::<Vec<u64>>() };
+        let idle = SampledLoad { samples: 10, keys: vec![2_000; 10] };
         let even = || vec![idle.clone(), idle.clone()];
         let loads = || vec![busy.clone(), idle.clone()];
         assert_eq!(policy.look(&map, loads()), []);

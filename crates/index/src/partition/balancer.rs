@@ -4,7 +4,7 @@
 //! *Thread safety*: belongs to its handle's thread. Run only one per index: two would undo each
 //! other's moves.
 
-use super::{BalancePolicy, Load, PartitionMap};
+use super::{BalancePolicy, PartitionMap, SampledLoad};
 use crate::{BalanceOptions, IndexError, Reshaped};
 use farleaf_fabric::Fabric;
 use std::future::Future;
@@ -32,7 +32,7 @@ pub trait BalanceTarget {
 
     /// Takes the load of each compute server since the last call, by number. `None` if an owner of
     /// keys does not answer.
-    fn loads(&self) -> impl Future<Output = Option<Vec<Load<Self::Key>>>>;
+    fn loads(&self) -> impl Future<Output = Option<Vec<SampledLoad<Self::Key>>>>;
 
     /// The fences of the leaf of `key`, which `owner` owns.
     fn fences(

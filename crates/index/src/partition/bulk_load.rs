@@ -17,7 +17,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::worker::Worker;
-use super::{MapState, PartitionMap, Put, Replacement};
+use super::{MapState, PartitionMap, PutOutcome, Replacement};
 use crate::{
     Ascending, Built, BulkBuilder, IndexError, PartIndex, PartPool, PartValues, Partitioned,
     ValueForm, check_fill,
@@ -34,7 +34,7 @@ const PUT_ATTEMPTS: u32 = 20;
 const PUT_PAUSE_NS: u64 = 1_000_000;
 
 type BuilderOf<'w, D, F, L> = <<D as Partitioned>::Pool<F, L> as PartPool<F, L>>::Builder<'w>;
-type BuiltOf<D, F, L> = <<D as Partitioned>::Pool<F, L> as PartPool<F, L>>::Built;
+type BulkLoadContent<D, F, L> = <<D as Partitioned>::Pool<F, L> as PartPool<F, L>>::Built;
 
 /// How an attempt to replace the tree ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct BulkLoad<'w, D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> {
     map: PartitionMap<OwnedKey<L>>,
     order: Ascending<L>,
     builder: BuilderOf<'w, D, F, L>,
-    built: Option<BuiltOf<D, F, L>>,
+    built: Option<BulkLoadContent<D, F, L>>,
     blocks: Vec<BlockRef>,
 }
 
@@ -230,7 +230,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> BulkLoad<'_, D, F, L
         }
         let replacing = Some(Replacement { load: self.number, by: worker.server().number() });
         let put = store.put_if(now, &MapState { replacing, ..read.clone() }).await;
-        if put == Put::Changed {
+        if put == PutOutcome::Changed {
             return None;
         }
         // The record has a version that this server does not know yet. If the put was lost, raising
@@ -240,7 +240,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> BulkLoad<'_, D, F, L
                 if state.replacing == replacing {
                     return Some(now);
                 }
-                if put == Put::Done || store.put_if(now, &state).await == Put::Done {
+                if put == PutOutcome::Done || store.put_if(now, &state).await == PutOutcome::Done {
                     return None;
                 }
             }

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::compute_server::Moving;
+use super::compute_server::MoveRight;
 use super::{ComputeServer, PartitionMap};
 use crate::{IndexError, MemoryUse, PartState, PartitionOptions, Partitioned};
 use farleaf_fabric::Fabric;
@@ -83,8 +83,8 @@ impl<D: Partitioned, L: Layout> ComputePool<D, L> {
     }
 
     /// Claims the right to move keys. `None` while another handle has it.
-    pub(super) fn begin_move(&self, fabric: &impl Fabric) -> Option<Moving<'_>> {
-        Moving::begin(&self.moving, fabric.breaks(rules::ONE_MOVE))
+    pub(super) fn begin_move(&self, fabric: &impl Fabric) -> Option<MoveRight<'_>> {
+        MoveRight::begin(&self.moving, fabric.breaks(rules::ONE_MOVE))
     }
 
     /// Publishes a map to all compute servers. Call it only while no operation is in flight on any

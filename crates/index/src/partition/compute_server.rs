@@ -12,7 +12,7 @@ use crate::{IndexError, PartState, Partitioned};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_page::{Layout, OwnedKey};
-use farleaf_pool::remote::Detector;
+use farleaf_pool::remote::FailureDetector;
 use farleaf_pool::wire::NO_LOAD;
 
 /// One incarnation of a compute server: from the moment when its first thread opens the index until
@@ -73,7 +73,7 @@ pub(super) struct Halt {
 
 /// The result of [`ComputeServer::halt`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Halting {
+pub(super) enum HaltOutcome {
     Halted,
     /// It is being resumed: try again.
     Resumes,
@@ -83,9 +83,9 @@ pub(super) enum Halting {
 
 /// The right to move keys. Dropping it permits the next move.
 #[derive(Debug)]
-pub(super) struct Moving<'a>(&'a AtomicBool);
+pub(super) struct MoveRight<'a>(&'a AtomicBool);
 
-impl<'a> Moving<'a> {
+impl<'a> MoveRight<'a> {
     /// Claims the right. `None` while another caller has it, unless it may be shared.
     pub(super) fn begin(moving: &'a AtomicBool, is_shared: bool) -> Option<Self> {
         // Not `then_some`: it would create a guard and drop it, which ends the move in progress.
@@ -94,7 +94,7 @@ impl<'a> Moving<'a> {
     }
 }
 
-impl Drop for Moving<'_> {
+impl Drop for MoveRight<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -102,9 +102,9 @@ impl Drop for Moving<'_> {
 
 /// One operation in flight. Dropping it ends the operation.
 #[derive(Debug)]
-pub(super) struct UnderWay<'a>(&'a AtomicU64);
+pub(super) struct OperationInFlight<'a>(&'a AtomicU64);
 
-impl Drop for UnderWay<'_> {
+impl Drop for OperationInFlight<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -159,36 +159,36 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     }
 
     /// Claims the right to take part in a move of keys, which one thread at a time can hold.
-    pub(super) fn begin_move(&self) -> Option<Moving<'_>> {
-        Moving::begin(&self.moving, false)
+    pub(super) fn begin_move(&self) -> Option<MoveRight<'_>> {
+        MoveRight::begin(&self.moving, false)
     }
 
     /// Counts an operation as in flight, if the server is serving (Q3).
-    pub(super) fn enter(&self) -> Option<UnderWay<'_>> {
+    pub(super) fn enter(&self) -> Option<OperationInFlight<'_>> {
         // SeqCst: either this thread sees the halt, or the halting thread sees this count.
         self.under_way.fetch_add(1, Ordering::SeqCst);
-        let entered = UnderWay(&self.under_way);
+        let entered = OperationInFlight(&self.under_way);
         (self.mode.load(Ordering::SeqCst) == SERVES).then_some(entered)
     }
 
     /// Halts the server until `until_ns`, or until it is resumed, so that `load` may replace the
     /// tree at this version of the map record. After this, wait for [`ComputeServer::is_idle`]. A
     /// halt for another load counts until its time is over, however often others ask meanwhile.
-    pub(super) fn halt(&self, load: u64, version: u64, now_ns: u64, until_ns: u64) -> Halting {
+    pub(super) fn halt(&self, load: u64, version: u64, now_ns: u64, until_ns: u64) -> HaltOutcome {
         let mut held = lock(&self.halt);
         let mode = self.mode.load(Ordering::SeqCst);
         if mode == RESUMES {
-            return Halting::Resumes;
+            return HaltOutcome::Resumes;
         }
         let is_halted = mode == HALTED;
         if is_halted && load != NO_LOAD && held.load != load && held.until_ns > now_ns {
-            return Halting::Another;
+            return HaltOutcome::Another;
         }
         // A late request must not take back a later version: a load may replace the tree at it.
         let version = if is_halted { version.max(held.version) } else { version };
         *held = Halt { load, version, until_ns };
         self.mode.store(HALTED, Ordering::SeqCst);
-        Halting::Halted
+        HaltOutcome::Halted
     }
 
     /// Whether no operation is in flight.
@@ -210,7 +210,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
         &self,
         load: Option<u64>,
         now_ns: u64,
-    ) -> Option<Resuming<'_, D, L>> {
+    ) -> Option<ResumeRight<'_, D, L>> {
         if self.mode.load(Ordering::SeqCst) != HALTED {
             return None;
         }
@@ -220,7 +220,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
             return None;
         }
         self.mode.store(RESUMES, Ordering::SeqCst);
-        Some(Resuming { server: self, halt: *held, then: HALTED })
+        Some(ResumeRight { server: self, halt: *held, then: HALTED })
     }
 
     /// Notes whether a memory server has little memory left.
@@ -234,9 +234,9 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     }
 
     /// Claims the right to replace the tree, which one thread at a time can hold.
-    pub(super) fn begin_replacing(&self) -> Option<Replacing<'_>> {
+    pub(super) fn begin_replacing(&self) -> Option<ReplaceRight<'_>> {
         let is_free = !self.replacing.swap(true, Ordering::AcqRel);
-        is_free.then(|| Replacing(&self.replacing))
+        is_free.then(|| ReplaceRight(&self.replacing))
     }
 
     /// Whether a thread may be replacing the tree.
@@ -260,7 +260,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     }
 
     /// Which memory servers it can reach.
-    pub fn detector(&self) -> &Detector {
+    pub fn detector(&self) -> &FailureDetector {
         self.state.detector()
     }
 
@@ -317,23 +317,23 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     }
 }
 
-/// The right to resume a halted compute server. Dropped without [`Resuming::serve`], it leaves the
-/// server halted.
-pub(super) struct Resuming<'a, D: Partitioned, L: Layout> {
+/// The right to resume a halted compute server. Dropped without [`ResumeRight::serve`], it leaves
+/// the server halted.
+pub(super) struct ResumeRight<'a, D: Partitioned, L: Layout> {
     server: &'a ComputeServer<D, L>,
     /// The halt that it ends.
     pub(super) halt: Halt,
     then: u64,
 }
 
-impl<D: Partitioned, L: Layout> Resuming<'_, D, L> {
+impl<D: Partitioned, L: Layout> ResumeRight<'_, D, L> {
     /// Lets the server serve from now on.
     pub(super) fn serve(mut self) {
         self.then = SERVES;
     }
 }
 
-impl<D: Partitioned, L: Layout> Drop for Resuming<'_, D, L> {
+impl<D: Partitioned, L: Layout> Drop for ResumeRight<'_, D, L> {
     fn drop(&mut self) {
         let _held = lock(&self.server.halt);
         self.server.mode.store(self.then, Ordering::SeqCst);
@@ -342,9 +342,9 @@ impl<D: Partitioned, L: Layout> Drop for Resuming<'_, D, L> {
 
 /// The right to replace the tree.
 #[derive(Debug)]
-pub(super) struct Replacing<'a>(&'a AtomicBool);
+pub(super) struct ReplaceRight<'a>(&'a AtomicBool);
 
-impl Drop for Replacing<'_> {
+impl Drop for ReplaceRight<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }

@@ -11,7 +11,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::bulk_load::{BulkLoad, LoadEnded};
-use super::queue::{Asked, Clients, Queue};
+use super::queue::{Clients, PendingRequest, ThreadQueue};
 use super::worker::{Worker, error_code};
 use crate::{IndexError, Partitioned, ValueForm};
 use farleaf_fabric::Fabric;
@@ -53,12 +53,12 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// `failed`.
     pub async fn serve_loads<C: Clients<L>>(
         &self,
-        queue: &Queue<L, C::Reply>,
+        queue: &ThreadQueue<L, C::Reply>,
         clients: &C,
         failed: impl Fn(&IndexError),
     ) {
         let mut ended = EndedLoads(VecDeque::new());
-        while let Some(Asked { ask, reply }) = queue.next().await {
+        while let Some(PendingRequest { ask, reply }) = queue.next().await {
             let told = match ask {
                 ClientRequest::LoadBegin { load, fill_permille } if ended.of(load).is_none() => {
                     match self.begin_load(load, f64::from(fill_permille) / 1000.0).await {
@@ -94,7 +94,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     async fn serve_load<C: Clients<L>>(
         &self,
         mut load: BulkLoad<'_, D, F, L, V>,
-        queue: &Queue<L, C::Reply>,
+        queue: &ThreadQueue<L, C::Reply>,
         clients: &C,
         failed: &impl Fn(&IndexError),
     ) -> ClientResponse<L> {
@@ -106,7 +106,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         let mut last_ns = self.fabric().now_ns();
         loop {
             let until_ns = last_ns.saturating_add(LOAD_STEP_NS);
-            let Some(Asked { ask, reply }) = self.next_until(queue, until_ns).await else {
+            let Some(PendingRequest { ask, reply }) = self.next_until(queue, until_ns).await else {
                 failed(&IndexError::InvalidArgument("the bulk load was abandoned"));
                 load.abandon().await;
                 return no_load();
@@ -174,7 +174,11 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Waits for the next request, up to this time.
-    async fn next_until<R>(&self, queue: &Queue<L, R>, until_ns: u64) -> Option<Asked<L, R>> {
+    async fn next_until<R>(
+        &self,
+        queue: &ThreadQueue<L, R>,
+        until_ns: u64,
+    ) -> Option<PendingRequest<L, R>> {
         let left_ns = until_ns.saturating_sub(self.fabric().now_ns());
         let mut next = pin!(queue.next());
         let mut late = pin!(self.fabric().sleep(left_ns));

@@ -6,7 +6,7 @@
 //! *Thread safety*: immutable.
 
 use crate::OwnedRange;
-use crate::{IndexError, Scan};
+use crate::{IndexError, ScanResult};
 use farleaf_fabric::MAX_MESSAGE_BYTES;
 use farleaf_page::Layout;
 use std::borrow::Borrow;
@@ -25,7 +25,7 @@ pub struct PartitionMap<K> {
 
 /// A move of keys from one compute server to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Move<K> {
+pub struct KeyMove<K> {
     /// The compute server that gives the keys up.
     pub from: u16,
     /// The compute server that takes them over.
@@ -40,13 +40,13 @@ pub struct Move<K> {
 
 /// Maximum size of a map in a message, in bytes (map.Q3). The other fields of a message fit in the
 /// rest.
-const MOST_MAP_BYTES: usize = MAX_MESSAGE_BYTES / 2;
+const MAX_MAP_BYTES: usize = MAX_MESSAGE_BYTES / 2;
 
 /// Checks that a map with these boundaries fits a message.
 fn check_size<L: Layout>(boundaries: &[<L::Key as ToOwned>::Owned]) -> Result<(), IndexError> {
     let owner_bytes = size_of::<u16>();
     let bytes = |key| L::key_bytes(L::key(key)) + owner_bytes;
-    match boundaries.iter().map(bytes).sum::<usize>() + owner_bytes <= MOST_MAP_BYTES {
+    match boundaries.iter().map(bytes).sum::<usize>() + owner_bytes <= MAX_MAP_BYTES {
         true => Ok(()),
         false => bad("the boundaries between compute servers are too long for a message of a map"),
     }
@@ -131,7 +131,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
     }
 
     /// The owner of the range where a scan begins.
-    pub fn owner_of_start(&self, scan: &Scan<K>) -> u16 {
+    pub fn owner_of_start(&self, scan: &ScanResult<K>) -> u16 {
         let place = match (scan.reverse, &scan.lower, &scan.upper) {
             (false, Bound::Included(key) | Bound::Excluded(key), _)
             | (true, _, Bound::Included(key)) => self.boundaries.partition_point(|b| b <= key),
@@ -168,7 +168,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the two are not neighbours although `to` owns keys, if
     /// `from` owns none, or if `at` is not inside the range of `from`.
-    pub fn plan(&self, from: u16, to: u16, at: Option<&K>) -> Result<Move<K>, IndexError> {
+    pub fn plan(&self, from: u16, to: u16, at: Option<&K>) -> Result<KeyMove<K>, IndexError> {
         let Some(place) = self.place_of(from) else {
             return bad("the compute server to move keys from owns no keys");
         };
@@ -196,7 +196,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
             Some(held) if is_above => OwnedRange { low: keys.low.clone(), high: held.high },
             Some(held) => OwnedRange { low: held.low, high: keys.high.clone() },
         };
-        Ok(Move { from, to, keys, rest, grown })
+        Ok(KeyMove { from, to, keys, rest, grown })
     }
 
     /// The map of the next epoch, after the move, if it fits a message. The move may make the map
@@ -206,7 +206,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
     /// [`IndexError::InvalidArgument`] if it does not.
     pub fn checked_after<L: Layout<Key: ToOwned<Owned = K>>>(
         &self,
-        moved: &Move<K>,
+        moved: &KeyMove<K>,
     ) -> Result<Self, IndexError> {
         let after = self.after(moved);
         check_size::<L>(&after.boundaries).map(|()| after)
@@ -214,7 +214,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
 
     /// The map of the next epoch, after the move.
     #[must_use]
-    pub fn after(&self, moved: &Move<K>) -> Self {
+    pub fn after(&self, moved: &KeyMove<K>) -> Self {
         let ranges = self.owners.iter().map(|owner| match *owner {
             owner if owner == moved.from => (moved.rest.clone(), owner),
             owner if owner == moved.to => (moved.grown.clone(), owner),
@@ -262,7 +262,7 @@ mod tests {
     /// A map must fit a message: 500 boundaries of 256 bytes once made one of twice the limit.
     #[test]
     fn a_map_is_bounded_by_its_bytes() {
-        type L = Bytes<256>;
+        type MapTestLayout = Bytes<256>;
         let boundary = |number: u16, bytes: usize| {
             let mut key = number.to_be_bytes().to_vec();
             key.resize(bytes, b'k');
@@ -270,7 +270,7 @@ mod tests {
         };
         let map_of = |count: u16, bytes: usize| {
             let boundaries = (1..=count).map(|number| boundary(number, bytes)).collect();
-            PartitionMap::new::<L>(1, boundaries)
+            PartitionMap::new::<MapTestLayout>(1, boundaries)
         };
         assert!(map_of(1_000, 50).is_ok());
         assert!(map_of(200, 256).is_ok());
@@ -280,7 +280,7 @@ mod tests {
         let most = (1..).find(|count| map_of(count + 1, 256).is_err()).unwrap();
         let map = map_of(most, 256).unwrap();
         let (boundaries, owners) = (map.boundaries().to_vec(), map.owners().to_vec());
-        let told = ClientResponse::<L>::Map { epoch: u64::MAX, boundaries, owners };
+        let told = ClientResponse::<MapTestLayout>::Map { epoch: u64::MAX, boundaries, owners };
         let bytes = told.encode().len();
         assert!(bytes <= MAX_MESSAGE_BYTES / 2 + 64, "{bytes}");
         assert!(bytes > MAX_MESSAGE_BYTES / 2 - 300, "{bytes}");
@@ -293,7 +293,7 @@ mod tests {
             (most - 1, None, true),
         ] {
             let planned = map.plan(most, to, at.as_ref()).unwrap();
-            let after = map.checked_after::<L>(&planned);
+            let after = map.checked_after::<MapTestLayout>(&planned);
             assert_eq!(after.is_ok(), fits, "to {to} at {at:?}");
             assert!(after.is_err() || after == Ok(map.after(&planned)));
         }

@@ -10,8 +10,8 @@
 //! to none by name.
 //!
 //! Compute servers in one process share a [`ComputePool`], and a [`RoutedIndex`] moves keys between
-//! them. Compute servers in separate processes take requests from a [`Queue`], answer them with a
-//! [`Worker`], and move keys through the record of a [`MapStore`].
+//! them. Compute servers in separate processes take requests from a [`ThreadQueue`], answer them
+//! with a [`Worker`], and move keys through the record of a [`MapStore`].
 
 mod answering;
 mod balance;
@@ -41,12 +41,12 @@ pub use bulk_load::{BulkLoad, LoadEnded};
 pub use compute_pool::ComputePool;
 pub use compute_server::ComputeServer;
 pub use life::{end_former_life, fence_former_life};
-pub use map::{Move, PartitionMap};
-pub use queue::{Clients, Queue, Queues};
-pub use record::{MapState, MapStore, PendingMove, Put, Replacement, begin_life};
+pub use map::{KeyMove, PartitionMap};
+pub use queue::{Clients, RequestQueues, ThreadQueue};
+pub use record::{MapState, MapStore, PendingMove, PutOutcome, Replacement, begin_life};
 pub use route::Route;
-pub use routed::{LONGEST_MOVE_NS, PoolOwners, RoutedIndex};
-pub(crate) use router::Attempts;
-pub use router::{Owners, RetryPolicy, Router, Unserved};
-pub use samples::{Load, LoadSamples};
+pub use routed::{MAX_MOVE_NS, PoolOwners, RoutedIndex};
+pub(crate) use router::OperationAttempts;
+pub use router::{RangeOwners, RetryPolicy, Router, Unserved};
+pub use samples::{LoadSamples, SampledLoad};
 pub use worker::Worker;

@@ -10,7 +10,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; moves of several handles exclude each other.
 
-use super::{BalanceTarget, Load, PartitionMap, PoolOwners, RoutedIndex};
+use super::{BalanceTarget, PartitionMap, PoolOwners, RoutedIndex, SampledLoad};
 use crate::{
     IndexError, PartIndex, PartPool, PartitionOptions, Partitioned, RangeIndex, Released, Reshaped,
 };
@@ -24,8 +24,8 @@ use std::pin::pin;
 const ATTEMPTS: u32 = 16;
 /// Shortest and longest pause after a failed move, in nanoseconds, before keys may move again.
 /// Operations look for a new map every millisecond.
-const SHORTEST_REST_NS: u64 = 2_000_000;
-const LONGEST_REST_NS: u64 = 100_000_000;
+const MIN_REST_NS: u64 = 2_000_000;
+const MAX_REST_NS: u64 = 100_000_000;
 
 impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
     /// Moves keys from one compute server to a neighbour, or to one that owns nothing: either all
@@ -88,8 +88,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
                 Err(error) => {
                     // No compute server has served the keys meanwhile. Let the owner serve them for
                     // just as long before they may move again.
-                    let rest_ns =
-                        (fabric.now_ns() - begun_ns).clamp(SHORTEST_REST_NS, LONGEST_REST_NS);
+                    let rest_ns = (fabric.now_ns() - begun_ns).clamp(MIN_REST_NS, MAX_REST_NS);
                     fabric.sleep(rest_ns).await;
                     return Err(error.into());
                 }
@@ -127,7 +126,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L
         let _ = self.settle().await;
     }
 
-    async fn loads(&self) -> Option<Vec<Load<OwnedKey<L>>>> {
+    async fn loads(&self) -> Option<Vec<SampledLoad<OwnedKey<L>>>> {
         Some(self.owners().compute.servers().iter().map(|server| server.samples().take()).collect())
     }
 

@@ -40,38 +40,38 @@ pub trait Clients<L: Layout> {
 }
 
 /// A request and the destination of its answer.
-pub(super) struct Asked<L: Layout, R> {
+pub(super) struct PendingRequest<L: Layout, R> {
     pub(super) ask: ClientRequest<L>,
     pub(super) reply: R,
 }
 
-impl<L: Layout, R> Asked<L, R> {
+impl<L: Layout, R> PendingRequest<L, R> {
     fn is_edit(&self) -> bool {
         matches!(self.ask, ClientRequest::Edit(_))
     }
 }
 
 /// Requests that a task has taken: one of any kind, or several operations on single keys.
-pub(super) type Taken<L, R> = SmallVec<[Asked<L, R>; GROUP]>;
+pub(super) type TakenRequests<L, R> = SmallVec<[PendingRequest<L, R>; GROUP]>;
 
 /// Requests waiting for the tasks of one thread.
-pub struct Queue<L: Layout, R>(Mutex<Waiting<L, R>>);
+pub struct ThreadQueue<L: Layout, R>(Mutex<WaitingRequests<L, R>>);
 
-struct Waiting<L: Layout, R> {
-    asked: VecDeque<Asked<L, R>>,
+struct WaitingRequests<L: Layout, R> {
+    asked: VecDeque<PendingRequest<L, R>>,
     /// Tasks that wait for a request.
     idle: Vec<Waker>,
     closed: bool,
 }
 
-impl<L: Layout, R> Default for Queue<L, R> {
+impl<L: Layout, R> Default for ThreadQueue<L, R> {
     fn default() -> Self {
         let (asked, idle) = (VecDeque::new(), Vec::new());
-        Self(Mutex::new(Waiting { asked, idle, closed: false }))
+        Self(Mutex::new(WaitingRequests { asked, idle, closed: false }))
     }
 }
 
-impl<L: Layout, R> Queue<L, R> {
+impl<L: Layout, R> ThreadQueue<L, R> {
     /// Queues a request. Returns its reply if the queue is full or closed.
     #[must_use]
     pub fn push(&self, ask: ClientRequest<L>, reply: R) -> Option<R> {
@@ -79,7 +79,7 @@ impl<L: Layout, R> Queue<L, R> {
         if waiting.closed || waiting.asked.len() >= WAITING {
             return Some(reply);
         }
-        waiting.asked.push_back(Asked { ask, reply });
+        waiting.asked.push_back(PendingRequest { ask, reply });
         // Wake one task at a time. It wakes the next one if there are more requests.
         let idle = match waiting.asked.len() {
             1 => waiting.idle.pop(),
@@ -91,8 +91,8 @@ impl<L: Layout, R> Queue<L, R> {
     }
 
     /// Waits for the next request; `None` once the queue is closed.
-    pub(super) async fn next(&self) -> Option<Asked<L, R>> {
-        let mut taken = Taken::new();
+    pub(super) async fn next(&self) -> Option<PendingRequest<L, R>> {
+        let mut taken = TakenRequests::new();
         self.take(|| 1, &mut taken).await;
         taken.pop()
     }
@@ -100,7 +100,7 @@ impl<L: Layout, R> Queue<L, R> {
     /// Waits for a request, and takes it. If it is an operation on a single key, also takes such
     /// operations behind it, up to `most()` in all. Takes nothing while `most()` is 0. Returns
     /// without a request once the queue is closed.
-    pub(super) async fn take(&self, most: impl Fn() -> usize, taken: &mut Taken<L, R>) {
+    pub(super) async fn take(&self, most: impl Fn() -> usize, taken: &mut TakenRequests<L, R>) {
         poll_fn(|context| {
             let (mut waiting, most) = (lock(&self.0), most());
             if most > 0
@@ -151,17 +151,20 @@ impl<L: Layout, R> Queue<L, R> {
 }
 
 /// The queues of a compute server.
-pub struct Queues<L: Layout, R> {
+pub struct RequestQueues<L: Layout, R> {
     /// One queue per thread.
-    pub threads: Vec<Queue<L, R>>,
+    pub threads: Vec<ThreadQueue<L, R>>,
     /// Bulk loads, which one thread serves.
-    pub loads: Queue<L, R>,
+    pub loads: ThreadQueue<L, R>,
 }
 
-impl<L: Layout, R> Queues<L, R> {
+impl<L: Layout, R> RequestQueues<L, R> {
     /// Queues for this many threads.
     pub fn new(threads: usize) -> Self {
-        Self { threads: (0..threads).map(|_| Queue::default()).collect(), loads: Queue::default() }
+        Self {
+            threads: (0..threads).map(|_| ThreadQueue::default()).collect(),
+            loads: ThreadQueue::default(),
+        }
     }
 
     /// Queues a request for the thread of this number. Returns its reply if the queue is full or
@@ -177,6 +180,6 @@ impl<L: Layout, R> Queues<L, R> {
     /// Closes all queues, which ends the tasks. Returns the replies of the waiting requests.
     pub fn close(&self) -> Vec<R> {
         let queues = self.threads.iter().chain([&self.loads]);
-        queues.flat_map(Queue::close).collect()
+        queues.flat_map(ThreadQueue::close).collect()
     }
 }

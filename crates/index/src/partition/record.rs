@@ -21,7 +21,7 @@
 //! *Thread safety*: a [`MapStore`] belongs to one thread.
 
 use super::PartitionMap;
-use super::map::Move;
+use super::map::KeyMove;
 use crate::IndexError;
 use farleaf_fabric::Fabric;
 use farleaf_page::rules;
@@ -71,14 +71,14 @@ impl<K: Clone + Ord> MapState<K> {
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if the map does not allow it, so the record is damaged.
-    pub fn planned(&self, pending: &PendingMove<K>) -> Result<Move<K>, IndexError> {
+    pub fn planned(&self, pending: &PendingMove<K>) -> Result<KeyMove<K>, IndexError> {
         self.map.plan(pending.from, pending.to, pending.at.as_ref())
     }
 }
 
 /// The outcome of [`MapStore::put_if`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
     /// The record has the new content.
     Done,
     /// The record has another version. Nothing has changed.
@@ -99,12 +99,13 @@ pub trait MapStore<K> {
     fn read(&self) -> LocalBoxFuture<'_, Option<(MapState<K>, u64)>>;
 
     /// Replaces the record if it still has this version.
-    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<K>) -> LocalBoxFuture<'a, Put>;
+    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<K>)
+    -> LocalBoxFuture<'a, PutOutcome>;
 }
 
 /// Pauses between attempts to read or replace the record, in nanoseconds.
-const SHORTEST_PAUSE_NS: u64 = 1_000_000;
-const LONGEST_PAUSE_NS: u64 = 200_000_000;
+const MIN_PAUSE_NS: u64 = 1_000_000;
+const MAX_PAUSE_NS: u64 = 200_000_000;
 /// Attempts to read or replace the record at the beginning of a life.
 const ATTEMPTS: u32 = 100;
 
@@ -121,7 +122,7 @@ pub async fn begin_life<K: Clone + Ord>(
     store: &dyn MapStore<K>,
     compute_server: u16,
 ) -> Result<PartitionMap<K>, IndexError> {
-    let mut pause_ns = SHORTEST_PAUSE_NS;
+    let mut pause_ns = MIN_PAUSE_NS;
     for _ in 0..ATTEMPTS {
         if let Some((mut state, version)) = store.read().await {
             if fabric.breaks(rules::RECORD_RAISED) {
@@ -133,7 +134,7 @@ pub async fn begin_life<K: Clone + Ord>(
             {
                 // The tree that this life would read may be the former one (MR4).
                 fabric.sleep(pause_ns).await;
-                pause_ns = (pause_ns * 2).min(LONGEST_PAUSE_NS);
+                pause_ns = (pause_ns * 2).min(MAX_PAUSE_NS);
                 continue;
             }
             if fabric.breaks(rules::REPLACEMENT_SETTLED) {
@@ -142,12 +143,12 @@ pub async fn begin_life<K: Clone + Ord>(
             if state.moving.as_ref().is_some_and(|pending| pending.from == compute_server) {
                 state.moving = None;
             }
-            if store.put_if(version, &state).await == Put::Done {
+            if store.put_if(version, &state).await == PutOutcome::Done {
                 return Ok(state.map);
             }
         }
         fabric.sleep(pause_ns).await;
-        pause_ns = (pause_ns * 2).min(LONGEST_PAUSE_NS);
+        pause_ns = (pause_ns * 2).min(MAX_PAUSE_NS);
     }
     Err(IndexError::Contended { retries: ATTEMPTS })
 }

@@ -9,11 +9,13 @@
 
 use super::part::OwnerHandle;
 use super::router::behind;
-use super::{Balancer, ComputePool, Owners, PartitionMap, RetryPolicy, Route, Router, Unserved};
+use super::{
+    Balancer, ComputePool, PartitionMap, RangeOwners, RetryPolicy, Route, Router, Unserved,
+};
 use crate::together::all;
 use crate::{
-    Answer, Background, IndexAdmin, IndexError, KeyRange, LeafEdit, PartIndex, PartPool,
-    PartitionOptions, Partitioned, Records, Reshape, Reshaped, Scan,
+    Background, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords, LeafEdit, PartIndex,
+    PartPool, PartitionOptions, Partitioned, Reshape, Reshaped, ScanResult,
 };
 use crate::{CacheCounters, OwnedRange};
 use farleaf_fabric::Fabric;
@@ -37,10 +39,10 @@ pub struct PoolOwners<D: Partitioned, F: Fabric, L: Layout> {
 }
 
 /// How long an operation waits for moving keys, in nanoseconds, before it fails as contended.
-pub const LONGEST_MOVE_NS: u64 = 10_000_000_000;
+pub const MAX_MOVE_NS: u64 = 10_000_000_000;
 /// First and longest pause before looking for a newer map.
-const SHORTEST_WAIT_NS: u64 = 1_000;
-const LONGEST_WAIT_NS: u64 = 1_000_000;
+const MIN_WAIT_NS: u64 = 1_000;
+const MAX_WAIT_NS: u64 = 1_000_000;
 
 /// The keys are moving and have no owner for a while.
 pub(super) fn no_owner() -> Unserved {
@@ -112,13 +114,13 @@ impl<D: Partitioned, F: Fabric, L: Layout> PoolOwners<D, F, L> {
 
     async fn settle_until_certain(&self) {
         while self.pool.doubtful().get() {
-            self.pool.fabric().sleep(LONGEST_WAIT_NS).await;
+            self.pool.fabric().sleep(MAX_WAIT_NS).await;
             self.settle_some().await;
         }
     }
 }
 
-impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
+impl<D: Partitioned, F: Fabric, L: Layout> RangeOwners for PoolOwners<D, F, L> {
     type Fabric = F;
     type Layout = L;
     type Expected = OwnedRange<OwnedKey<L>>;
@@ -129,10 +131,10 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
 
     fn retry_policy(&self) -> RetryPolicy {
         RetryPolicy {
-            deadline_ns: LONGEST_MOVE_NS,
+            deadline_ns: MAX_MOVE_NS,
             attempt_ns: 0,
-            shortest_wait_ns: SHORTEST_WAIT_NS,
-            longest_wait_ns: LONGEST_WAIT_NS,
+            shortest_wait_ns: MIN_WAIT_NS,
+            longest_wait_ns: MAX_WAIT_NS,
             varies: false,
         }
     }
@@ -154,7 +156,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
         &self,
         owner: u16,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, Unserved> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, Unserved> {
         let index = self.accepting(owner, edit.key)?;
         self.while_settling(pin!(index.execute(edit))).await.map_err(unserved)
     }
@@ -163,7 +165,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
         &self,
         owner: u16,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: &impl Fn(usize, Result<Answer<OwnedValue<L>>, Unserved>),
+        done: &impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, Unserved>),
     ) {
         let part = self.part(owner);
         if edits.iter().any(|edit| part.accept(edit.key).is_err()) {
@@ -181,8 +183,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> Owners for PoolOwners<D, F, L> {
         &self,
         owner: u16,
         expected: &OwnedRange<OwnedKey<L>>,
-        scan: &Scan<OwnedKey<L>>,
-        out: &mut Records<OwnedKey<L>, OwnedValue<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
+        out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<Option<Bound<OwnedKey<L>>>, Unserved> {
         let (part, had) = (self.part(owner), out.len());
         let covered = self.while_settling(pin!(part.index.scan(scan, out))).await;

@@ -4,8 +4,8 @@
 //! key, the router looks for a newer map and retries there. If there is none yet, or if the owner
 //! cannot serve now, the router waits, within the limits of its [`RetryPolicy`].
 //!
-//! [`Owners`] defines how a router reaches the owners: by function calls ([`super::RoutedIndex`]),
-//! or by messages ([`crate::client::ClientIndex`]).
+//! [`RangeOwners`] defines how a router reaches the owners: by function calls
+//! ([`super::RoutedIndex`]), or by messages ([`crate::client::ClientIndex`]).
 //!
 //! *Invariants*
 //! - router.RT1. An operation is retried only if the last attempt had no effect, or if repeating it
@@ -18,7 +18,10 @@
 use super::{PartitionMap, Route};
 use crate::OwnedRange;
 use crate::together::all;
-use crate::{Answer, IndexError, LeafEdit, OPERATIONS_TOGETHER, RangeIndex, Records, Scan, rounds};
+use crate::{
+    EditAnswer, IndexError, KeyedRecords, LeafEdit, OPERATIONS_TOGETHER, RangeIndex, ScanResult,
+    rounds,
+};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_page::{Layout, OwnedKey, OwnedValue, TooLong};
@@ -28,18 +31,18 @@ use std::future::Future;
 use std::ops::Bound;
 
 /// The keys of a router's index.
-type KeyOf<O> = <<O as Owners>::Layout as Layout>::Key;
+type KeyOf<O> = <<O as RangeOwners>::Layout as Layout>::Key;
 /// The values of a router's index.
-type ValueOf<O> = <<O as Owners>::Layout as Layout>::Value;
+type ValueOf<O> = <<O as RangeOwners>::Layout as Layout>::Value;
 /// Its keys in their owned form.
-type OwnedKeyOf<O> = OwnedKey<<O as Owners>::Layout>;
+type OwnedKeyOf<O> = OwnedKey<<O as RangeOwners>::Layout>;
 /// Its values in their owned form.
-type OwnedValueOf<O> = OwnedValue<<O as Owners>::Layout>;
+type OwnedValueOf<O> = OwnedValue<<O as RangeOwners>::Layout>;
 /// The outcome of one of several operations; `None` before it ends.
-type Ended<O> = RefCell<Option<Result<Answer<OwnedValueOf<O>>, IndexError>>>;
+type EndedOperation<O> = RefCell<Option<Result<EditAnswer<OwnedValueOf<O>>, IndexError>>>;
 
 /// The compute servers of an index, accessed over one endpoint.
-pub trait Owners: Sized {
+pub trait RangeOwners: Sized {
     /// The endpoint's type.
     type Fabric: Fabric;
     /// The layout of the index.
@@ -84,7 +87,7 @@ pub trait Owners: Sized {
         &self,
         owner: u16,
         edit: LeafEdit<&KeyOf<Self>, &ValueOf<Self>>,
-    ) -> impl Future<Output = Result<Answer<OwnedValueOf<Self>>, Unserved>>;
+    ) -> impl Future<Output = Result<EditAnswer<OwnedValueOf<Self>>, Unserved>>;
 
     /// Executes single-key operations on different keys at `owner`. When an operation ends, calls
     /// `done` with its position and outcome.
@@ -92,7 +95,7 @@ pub trait Owners: Sized {
         &self,
         owner: u16,
         edits: &[LeafEdit<&KeyOf<Self>, &ValueOf<Self>>],
-        done: &impl Fn(usize, Result<Answer<OwnedValueOf<Self>>, Unserved>),
+        done: &impl Fn(usize, Result<EditAnswer<OwnedValueOf<Self>>, Unserved>),
     ) -> impl Future<Output = ()> {
         async move {
             let executed = edits.iter().enumerate().map(async |(place, edit)| {
@@ -111,8 +114,8 @@ pub trait Owners: Sized {
         &self,
         owner: u16,
         expected: &Self::Expected,
-        scan: &Scan<OwnedKeyOf<Self>>,
-        out: &mut Records<OwnedKeyOf<Self>, OwnedValueOf<Self>>,
+        scan: &ScanResult<OwnedKeyOf<Self>>,
+        out: &mut KeyedRecords<OwnedKeyOf<Self>, OwnedValueOf<Self>>,
     ) -> impl Future<Output = Result<Option<Bound<OwnedKeyOf<Self>>>, Unserved>>;
 
     /// Updates the route after `asked` has named another owner. Returns whether a newer map was
@@ -163,7 +166,7 @@ pub enum Unserved {
 /// How long operations are retried, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// The deadline of an operation, counted from [`Owners::begins_ns`].
+    /// The deadline of an operation, counted from [`RangeOwners::begins_ns`].
     pub deadline_ns: u64,
     /// Minimum time left before the deadline for another attempt.
     pub attempt_ns: u64,
@@ -177,19 +180,19 @@ pub struct RetryPolicy {
 
 /// One operation's attempts.
 #[derive(Clone, Debug)]
-pub(crate) struct Attempts {
+pub(crate) struct OperationAttempts {
     policy: RetryPolicy,
     until_ns: u64,
     wait_ns: u64,
 }
 
 /// A handle on an index with partitioned keys.
-pub struct Router<O: Owners> {
+pub struct Router<O: RangeOwners> {
     owners: O,
     route: Route<OwnedKeyOf<O>>,
 }
 
-impl<O: Owners> Router<O> {
+impl<O: RangeOwners> Router<O> {
     pub(crate) fn new(owners: O, map: Arc<PartitionMap<OwnedKeyOf<O>>>) -> Self {
         Self { owners, route: Route::new(map) }
     }
@@ -267,7 +270,7 @@ impl<O: Owners> Router<O> {
         &self,
         asked: u16,
         unserved: Unserved,
-        attempts: &mut Attempts,
+        attempts: &mut OperationAttempts,
     ) -> Result<(), IndexError> {
         let error = match unserved {
             Unserved::Failed(error) => return Err(error),
@@ -284,20 +287,20 @@ impl<O: Owners> Router<O> {
     }
 
     /// The attempts of an operation that begins now.
-    pub(crate) fn attempts(&self) -> Attempts {
+    pub(crate) fn attempts(&self) -> OperationAttempts {
         self.attempts_since(None)
     }
 
-    fn attempts_since(&self, begun_ns: Option<u64>) -> Attempts {
+    fn attempts_since(&self, begun_ns: Option<u64>) -> OperationAttempts {
         let policy = self.owners.retry_policy();
         let begun_ns = begun_ns.unwrap_or_else(|| self.fabric().now_ns());
         let until_ns = begun_ns.saturating_add(policy.deadline_ns);
-        Attempts { policy, until_ns, wait_ns: policy.shortest_wait_ns }
+        OperationAttempts { policy, until_ns, wait_ns: policy.shortest_wait_ns }
     }
 
     /// Waits before another attempt, and then updates the route. Returns `false` if there is no
     /// time for another attempt.
-    pub(crate) async fn wait(&self, attempts: &mut Attempts) -> bool {
+    pub(crate) async fn wait(&self, attempts: &mut OperationAttempts) -> bool {
         let (fabric, policy) = (self.fabric(), attempts.policy);
         let wait_ns = match policy.varies {
             true => attempts.wait_ns / 2 + fabric.random() % (attempts.wait_ns / 2 + 1),
@@ -320,7 +323,7 @@ impl<O: Owners> Router<O> {
         &self,
         owner: u16,
         edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
-        ended: &[&Ended<O>],
+        ended: &[&EndedOperation<O>],
     ) {
         let refused = RefCell::new(Vec::new());
         let done = |place: usize, outcome| match outcome {
@@ -340,7 +343,11 @@ impl<O: Owners> Router<O> {
     }
 
     /// Executes a few operations, grouped by owner. Operations that may overlap run concurrently.
-    async fn execute_some(&self, edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>], ended: &[Ended<O>]) {
+    async fn execute_some(
+        &self,
+        edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
+        ended: &[EndedOperation<O>],
+    ) {
         let rounds = rounds(edits);
         let Some(first) = edits.first() else { return };
         let owner = self.owner_of(first.key);
@@ -372,7 +379,7 @@ impl<O: Owners> Router<O> {
     async fn execute_in_turn(
         &self,
         edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
-    ) -> Vec<Result<Answer<OwnedValueOf<O>>, IndexError>> {
+    ) -> Vec<Result<EditAnswer<OwnedValueOf<O>>, IndexError>> {
         let mut answers = Vec::with_capacity(edits.len());
         for edit in edits {
             answers.push(self.execute(*edit).await);
@@ -383,8 +390,8 @@ impl<O: Owners> Router<O> {
     /// Runs one part of a scan at the owner of the keys where it begins.
     async fn scan_part(
         &self,
-        rest: &Scan<OwnedKeyOf<O>>,
-        out: &mut Records<OwnedKeyOf<O>, OwnedValueOf<O>>,
+        rest: &ScanResult<OwnedKeyOf<O>>,
+        out: &mut KeyedRecords<OwnedKeyOf<O>, OwnedValueOf<O>>,
     ) -> Result<Option<Bound<OwnedKeyOf<O>>>, IndexError> {
         let begun_ns = self.owners.begins_ns();
         let mut attempts = None;
@@ -405,7 +412,7 @@ impl<O: Owners> Router<O> {
     }
 }
 
-impl<O: Owners> RangeIndex for Router<O> {
+impl<O: RangeOwners> RangeIndex for Router<O> {
     type Key = KeyOf<O>;
     type Value = ValueOf<O>;
 
@@ -427,7 +434,7 @@ impl<O: Owners> RangeIndex for Router<O> {
     fn execute(
         &self,
         edit: LeafEdit<&KeyOf<O>, &ValueOf<O>>,
-    ) -> impl Future<Output = Result<Answer<OwnedValueOf<O>>, IndexError>> {
+    ) -> impl Future<Output = Result<EditAnswer<OwnedValueOf<O>>, IndexError>> {
         async move {
             edit.check_by::<O::Layout>(O::check)?;
             self.owners.begin().await;
@@ -439,27 +446,28 @@ impl<O: Owners> RangeIndex for Router<O> {
     async fn execute_all(
         &self,
         edits: &[LeafEdit<&KeyOf<O>, &ValueOf<O>>],
-    ) -> Vec<Result<Answer<OwnedValueOf<O>>, IndexError>> {
+    ) -> Vec<Result<EditAnswer<OwnedValueOf<O>>, IndexError>> {
         if edits.iter().any(|edit| edit.check_by::<O::Layout>(O::check).is_err()) {
             return Box::pin(self.execute_in_turn(edits)).await;
         }
-        let ended: Vec<Ended<O>> = edits.iter().map(|_| RefCell::new(None)).collect();
+        let ended: Vec<EndedOperation<O>> = edits.iter().map(|_| RefCell::new(None)).collect();
         let together = self.operations_together().max(1);
         for (edits, ended) in edits.chunks(together).zip(ended.chunks(together)) {
             self.owners.begin().await;
             self.execute_some(edits, ended).await;
         }
-        let outcome = |ended: Ended<O>| ended.into_inner().expect("every operation has ended");
+        let outcome =
+            |ended: EndedOperation<O>| ended.into_inner().expect("every operation has ended");
         ended.into_iter().map(outcome).collect()
     }
 
     async fn scan(
         &self,
-        scan: &Scan<OwnedKeyOf<O>>,
-    ) -> Result<Records<OwnedKeyOf<O>, OwnedValueOf<O>>, IndexError> {
+        scan: &ScanResult<OwnedKeyOf<O>>,
+    ) -> Result<KeyedRecords<OwnedKeyOf<O>, OwnedValueOf<O>>, IndexError> {
         scan.check::<O::Layout>()?;
         self.owners.begin().await;
-        let mut records = Records::new();
+        let mut records = KeyedRecords::new();
         let mut rest = scan.clone();
         while records.len() < scan.limit {
             let Some(next) = self.scan_part(&rest, &mut records).await? else { break };
@@ -494,7 +502,7 @@ impl<O: Owners> RangeIndex for Router<O> {
 
 /// Where a scan continues after completing `range`; `None` if there can be no more records.
 pub(super) fn behind<K: Clone + Ord>(
-    scan: &Scan<K>,
+    scan: &ScanResult<K>,
     range: OwnedRange<K>,
     lowest: &K,
 ) -> Option<Bound<K>> {

@@ -24,14 +24,14 @@ struct Reservoir<K> {
 
 /// The sampled load of one compute server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Load<K> {
+pub struct SampledLoad<K> {
     /// Number of sampled operations.
     pub samples: u64,
     /// The keys of some of them, ascending. A frequent key occurs several times.
     pub keys: Vec<K>,
 }
 
-impl<K> Default for Load<K> {
+impl<K> Default for SampledLoad<K> {
     fn default() -> Self {
         Self { samples: 0, keys: Vec::new() }
     }
@@ -66,13 +66,13 @@ impl<K: Clone + Ord> LoadSamples<K> {
     }
 
     /// Returns the load since the last call and starts a new window.
-    pub fn take(&self) -> Load<K> {
+    pub fn take(&self) -> SampledLoad<K> {
         let (samples, mut keys) = {
             let mut reservoir = lock(&self.0);
             (std::mem::take(&mut reservoir.seen), std::mem::take(&mut reservoir.keys))
         };
         keys.sort_unstable();
-        Load { samples, keys }
+        SampledLoad { samples, keys }
     }
 }
 
@@ -92,6 +92,6 @@ mod tests {
             let kept = load.keys.iter().filter(within).count();
             assert!((KEPT / 5..KEPT * 3 / 10).contains(&kept), "{kept} of quarter {quarter}");
         }
-        assert_eq!(samples.take(), Load::default());
+        assert_eq!(samples.take(), SampledLoad::default());
     }
 }

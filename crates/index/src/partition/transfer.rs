@@ -17,7 +17,7 @@
 //! takes part in a move or reconciles.
 
 use super::worker::Worker;
-use super::{MapState, Move, PendingMove, Put};
+use super::{KeyMove, MapState, PendingMove, PutOutcome};
 use crate::{IndexError, PartIndex, PartState, PartValues, Partitioned, Released, ValueForm};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -35,8 +35,8 @@ const TAKER_PATIENCE_NS: u64 = 1_500_000_000;
 /// How long a giver waits for a decision. After that, `follow_map` continues the move.
 const DECISION_PATIENCE_NS: u64 = 3_000_000_000;
 /// Interval at which the record is read during a move: the first, and the longest.
-const SHORTEST_LOOK_NS: u64 = 500_000;
-const LONGEST_LOOK_NS: u64 = 10_000_000;
+const MIN_LOOK_NS: u64 = 500_000;
+const MAX_LOOK_NS: u64 = 10_000_000;
 /// Interval at which the record is read while no move is known.
 const FOLLOW_NS: u64 = 200_000_000;
 
@@ -120,7 +120,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             // If this fails, dropping the guard restores the range.
             self.values().share().await?;
             let put = self.store().put_if(version, &pending).await;
-            if put == Put::Changed {
+            if put == PutOutcome::Changed {
                 return Err(contended); // dropping the guard restores the range
             }
             // From here on, the record decides which server owns the keys.
@@ -134,9 +134,9 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
 
     /// Waits until the move that this server has put into the record is decided. If its put was
     /// lost, a later map may give the keys back to this server.
-    async fn await_decision(&self, planned: &Move<OwnedKey<L>>) -> Result<(), IndexError> {
+    async fn await_decision(&self, planned: &KeyMove<OwnedKey<L>>) -> Result<(), IndexError> {
         let since_ns = self.fabric().now_ns();
-        let mut look_ns = SHORTEST_LOOK_NS;
+        let mut look_ns = MIN_LOOK_NS;
         loop {
             if self.reconcile(Some(since_ns)).await == Reconciled::Settled {
                 return match self.server().state().range().is_same(&planned.rest) {
@@ -149,7 +149,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 return Err(IndexError::Contended { retries: 0 });
             }
             self.fabric().sleep(look_ns).await;
-            look_ns = (look_ns * 2).min(LONGEST_LOOK_NS);
+            look_ns = (look_ns * 2).min(MAX_LOOK_NS);
         }
     }
 
@@ -205,11 +205,11 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                     self.adopt(&decided.map).await?;
                 }
                 return match self.store().put_if(version, &decided).await {
-                    Put::Done => {
+                    PutOutcome::Done => {
                         self.adopt(&decided.map).await?;
                         Ok(Reconciled::Settled)
                     }
-                    Put::Changed | Put::Unknown => Ok(Reconciled::Again),
+                    PutOutcome::Changed | PutOutcome::Unknown => Ok(Reconciled::Again),
                 };
             }
             Some(pending) if pending.from == me => {
@@ -241,7 +241,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     ) -> Result<Reconciled, IndexError> {
         let before = MapState { moving: None, ..state.clone() };
         if !self.fabric().breaks(rules::RECORD_DECIDES)
-            && self.store().put_if(version, &before).await != Put::Done
+            && self.store().put_if(version, &before).await != PutOutcome::Done
         {
             return Ok(Reconciled::Again);
         }

@@ -11,20 +11,20 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::compute_server::{Halting, Incarnation, Resuming, UnderWay};
+use super::compute_server::{HaltOutcome, Incarnation, OperationInFlight, ResumeRight};
 use super::part::OwnerHandle;
 use super::router::behind;
-use super::{ComputeServer, Load, MapStore, PartitionMap, Put};
+use super::{ComputeServer, MapStore, PartitionMap, PutOutcome, SampledLoad};
 use crate::CacheCounters;
 use crate::together::all;
 use crate::{
-    InLeaves, IndexError, PartIndex, PartPool, PartValues, Partitioned, Reclaimed, Records, Scan,
-    Scanned, ValueForm,
+    InLeaves, IndexError, KeyedRecords, PartIndex, PartPool, PartValues, Partitioned,
+    ReclaimOutcome, ScanEnd, ScanResult, ValueForm,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, MAX_MESSAGE_BYTES, ServerId};
 use farleaf_page::rules;
-use farleaf_page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue};
+use farleaf_page::{EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use farleaf_pool::remote::RemoteError;
 use farleaf_pool::wire::{
     ClientRequest, ClientResponse, ErrorCode, NO_LOAD, PoolRequest, RecordRoom, Refusal, Reply,
@@ -34,9 +34,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 /// A halted compute server resumes by itself after this time.
-const LONGEST_HALT_NS: u64 = 20_000_000_000;
+const MAX_HALT_NS: u64 = 20_000_000_000;
 /// Drain timeout and poll interval.
-const LONGEST_DRAIN_NS: u64 = 8_000_000_000;
+const MAX_DRAIN_NS: u64 = 8_000_000_000;
 const DRAIN_LOOK_NS: u64 = 100_000;
 
 /// Interval at which a thread without other background work settles unknown outcomes.
@@ -53,7 +53,7 @@ const KEPT_IN_LOW_MEMORY: usize = 16;
 /// Pause between two steps of looking for memory of former lives, so that operations go on.
 const RECLAIM_PAUSE_NS: u64 = 100_000;
 /// The longest one, after steps that have failed: a step can write back all leaves.
-const LONGEST_RECLAIM_PAUSE_NS: u64 = 200_000_000;
+const MAX_RECLAIM_PAUSE_NS: u64 = 200_000_000;
 
 /// One thread of a compute server.
 pub struct Worker<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L> = InLeaves> {
@@ -164,14 +164,14 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         while !ended() {
             let step = match self.enter().await {
                 Some(_entered) => self.values.reclaim(self.index()).await,
-                None => Ok(Reclaimed::GoesOn),
+                None => Ok(ReclaimOutcome::GoesOn),
             };
             match step {
-                Ok(Reclaimed::GoesOn) => pause_ns = RECLAIM_PAUSE_NS,
+                Ok(ReclaimOutcome::GoesOn) => pause_ns = RECLAIM_PAUSE_NS,
                 // Not counted as in flight: it needs no range, and a halt need not wait for it.
-                Ok(Reclaimed::Found) => self.values.use_found().await,
-                Ok(Reclaimed::Ended) => return,
-                Err(_) => pause_ns = (pause_ns * 2).min(LONGEST_RECLAIM_PAUSE_NS),
+                Ok(ReclaimOutcome::Found) => self.values.use_found().await,
+                Ok(ReclaimOutcome::Ended) => return,
+                Err(_) => pause_ns = (pause_ns * 2).min(MAX_RECLAIM_PAUSE_NS),
             }
             self.fabric().sleep(pause_ns).await;
         }
@@ -294,7 +294,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
 
     /// Counts a request as in flight, if the server is serving.
     #[inline]
-    pub(super) async fn enter(&self) -> Option<UnderWay<'_>> {
+    pub(super) async fn enter(&self) -> Option<OperationInFlight<'_>> {
         let server = &self.part.server;
         match server.enter() {
             None if self.resume_if_due().await => server.enter(),
@@ -322,7 +322,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         match ask {
             ClientRequest::Edit(edit) => self.edit(edit.as_ref()).await,
             ClientRequest::Scan { lower, upper, reverse, limit } => {
-                self.scan(Scan { lower, upper, reverse, limit: limit as usize }).await
+                self.scan(ScanResult { lower, upper, reverse, limit: limit as usize }).await
             }
             // Boxed, so that it does not enlarge the futures of single operations.
             ClientRequest::UpsertAll { records } => Box::pin(self.upsert_all(&records)).await,
@@ -333,7 +333,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             }
             ClientRequest::TakeOver { from } => self.take_over(from).await,
             ClientRequest::Samples => {
-                let Load { samples, mut keys } = self.server().samples().take();
+                let SampledLoad { samples, mut keys } = self.server().samples().take();
                 thin_out::<L>(&mut keys);
                 ClientResponse::Samples { samples, keys }
             }
@@ -408,7 +408,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     pub(super) fn edited(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-        outcome: Result<Answer<OwnedValue<L>>, RemoteError>,
+        outcome: Result<EditAnswer<OwnedValue<L>>, RemoteError>,
     ) -> ClientResponse<L> {
         match outcome {
             Ok(answer) if edit.changes() => {
@@ -420,7 +420,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    async fn scan(&self, mut scan: Scan<OwnedKey<L>>) -> ClientResponse<L> {
+    async fn scan(&self, mut scan: ScanResult<OwnedKey<L>>) -> ClientResponse<L> {
         let (map, me) = (self.map(), self.part.server.number());
         let owner = map.owner_of_start(&scan);
         if owner != me {
@@ -428,12 +428,12 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
         let mut room = RecordRoom::for_records(SCAN_REPLY_RECORDS);
         let (most, step) = (scan.limit.min(SCAN_REPLY_RECORDS), room.records_of_any_size::<L>());
-        let mut records = Records::new();
+        let mut records = KeyedRecords::new();
         // Scan in steps, so that little more is collected than fits the reply.
         loop {
             scan.limit = most.min(records.len() + step);
             let scanned = self.values.scan(self.index(), &scan, &mut room, &mut records).await;
-            let Scanned { range, next, is_full } = match scanned {
+            let ScanEnd { range, next, is_full } = match scanned {
                 Ok(scanned) if scanned.range == map.range_of(me) => scanned,
                 // The range belongs to a map that this thread has not seen yet.
                 Ok(_) | Err(RemoteError::Moved) => {
@@ -473,16 +473,16 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// unless it was being resumed, is halted for another load, or the record has another version.
     pub async fn halt_for(&self, load: u64, version: u64) -> Result<(), IndexError> {
         let (fabric, server) = (self.fabric(), &self.part.server);
-        let late_ns = fabric.now_ns().saturating_add(LONGEST_DRAIN_NS);
+        let late_ns = fabric.now_ns().saturating_add(MAX_DRAIN_NS);
         let is_late = || fabric.now_ns() >= late_ns;
         loop {
             let now_ns = fabric.now_ns();
-            match server.halt(load, version, now_ns, now_ns.saturating_add(LONGEST_HALT_NS)) {
-                Halting::Halted if server.is_idle() || is_late() => break,
-                Halting::Halted => {}
-                Halting::Resumes if is_late() => break,
-                Halting::Resumes => {}
-                Halting::Another => {
+            match server.halt(load, version, now_ns, now_ns.saturating_add(MAX_HALT_NS)) {
+                HaltOutcome::Halted if server.is_idle() || is_late() => break,
+                HaltOutcome::Halted => {}
+                HaltOutcome::Resumes if is_late() => break,
+                HaltOutcome::Resumes => {}
+                HaltOutcome::Another => {
                     let (compute_server, code) = (server.number(), ErrorCode::Loading);
                     return Err(IndexError::NotServed { compute_server, code });
                 }
@@ -519,7 +519,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    async fn finish_resume(&self, resuming: Resuming<'_, D, L>) -> Result<(), IndexError> {
+    async fn finish_resume(&self, resuming: ResumeRight<'_, D, L>) -> Result<(), IndexError> {
         if !self.fabric().breaks(rules::RESUMED_DECIDED) {
             self.decide_loads(resuming.halt.version).await?;
         }
@@ -535,7 +535,9 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         match self.store.read().await {
             Some((state, _)) if state.replacing.is_some() => Err(again),
             Some((_, read)) if read > version => Ok(()),
-            Some((state, read)) if self.store.put_if(read, &state).await == Put::Done => Ok(()),
+            Some((state, read)) if self.store.put_if(read, &state).await == PutOutcome::Done => {
+                Ok(())
+            }
             _ => Err(again),
         }
     }

@@ -6,7 +6,7 @@ use super::moments;
 use crate::designs::{DesignName, PartitioningName};
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use farleaf_bench::driver::{Moment, PlannedChange};
+use farleaf_bench::driver::{MeasurementMoment, PlannedChange};
 use farleaf_bench::strings::KeyForm;
 use farleaf_bench::trace::FORMATS;
 use farleaf_bench::workload::{Distribution, Mix};
@@ -60,12 +60,12 @@ Keys and values are 8 bytes each unless --key-form says otherwise.
 Exit codes: 0 success, 1 failure, 2 invalid command line or input file.";
 
 /// The form of byte strings; `None` for numbers.
-type OptionalForm = Option<KeyForm>;
+type BenchKeyForm = Option<KeyForm>;
 
 /// Options of `farleaf-lab bench`.
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
-pub(crate) struct Arguments {
+pub(crate) struct BenchArguments {
     /// Run this index design
     #[arg(long, value_enum, default_value = "coarse")]
     pub(crate) index: DesignName,
@@ -95,7 +95,7 @@ pub(crate) struct Arguments {
         value_parser = units::key_form,
         conflicts_with = "dense"
     )]
-    pub(super) key_form: OptionalForm,
+    pub(super) key_form: BenchKeyForm,
     /// Give byte strings values of N bytes, or of A to B bytes [default: 8]
     #[arg(long, value_name = "N|A-B", value_parser = units::value_bytes)]
     pub(super) value_bytes: Option<RangeInclusive<usize>>,
@@ -326,7 +326,7 @@ pub(crate) struct Arguments {
     /// many seconds of the fabric's time, such as `2.5`. For zipfian distributions; with
     /// --clustered, the hotspot moves from one range of keys to another
     #[arg(long, value_name = "PERCENT%|S", value_parser = units::moment)]
-    pub(super) shift_hotspot_at: Option<Moment>,
+    pub(super) shift_hotspot_at: Option<MeasurementMoment>,
     /// Move popular keys up by this percentage of the keys, wrapping around
     #[arg(
         long,
@@ -364,7 +364,7 @@ pub(crate) struct Arguments {
     /// From this moment on, allocate new nodes on one more of those memory servers. Can be given
     /// several times
     #[arg(long, value_name = "PERCENT%|S", value_parser = units::moment)]
-    pub(super) add_memory_server_at: Vec<Moment>,
+    pub(super) add_memory_server_at: Vec<MeasurementMoment>,
     /// Show throughput over time, and write it to `timeline.csv` and `timeline.svg` in this folder
     #[arg(long, value_name = "FOLDER")]
     pub(super) timeline: Option<PathBuf>,

@@ -1,12 +1,12 @@
 //! The form of keys and values in a benchmark: numbers, or byte strings in pages of some size,
 //! which the process chooses once: each size as a constant would be one more copy of all designs.
 
-use super::arguments::Arguments;
+use super::arguments::BenchArguments;
 use crate::designs::DesignName;
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::sizing::{NUMBERS_IN_PAGE, string_bytes_in_page, string_weights};
-use farleaf_bench::strings::Strings;
+use farleaf_bench::strings::StringForm;
 use farleaf_bench::trace::Trace;
 use farleaf_command_line::usage;
 use farleaf_dex::{EntryWeights, spreading_level};
@@ -18,7 +18,7 @@ pub(super) enum KeysAndValues {
     /// Numbers of 8 bytes.
     Numbers,
     /// Byte strings.
-    Strings(Strings<CHOSEN>),
+    Strings(StringForm<CHOSEN>),
 }
 
 /// Evaluates an expression for byte strings, or another for numbers.
@@ -33,7 +33,10 @@ macro_rules! by_form {
 
 impl KeysAndValues {
     /// The form of a workload's keys, or of a trace's, whose byte strings it takes.
-    pub(super) fn new(arguments: &Arguments, trace: Option<&mut Trace>) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        arguments: &BenchArguments,
+        trace: Option<&mut Trace>,
+    ) -> anyhow::Result<Self> {
         let (form, n) = (&arguments.key_form, arguments.keys);
         let values = arguments.value_bytes.clone().unwrap_or(8..=8);
         let listed = trace.and_then(|trace| trace.strings.take());
@@ -70,8 +73,8 @@ impl KeysAndValues {
         let grows = arguments.workload.insert_share() > 0.0;
         Bytes::choose(arguments.page_bytes as usize / 8);
         let strings = match (listed, form) {
-            (Some(keys), _) => Strings::listed(keys, values, inline, false),
-            (None, Some(form)) => Strings::with_blocks(form, n, values, inline, grows),
+            (Some(keys), _) => StringForm::listed(keys, values, inline, false),
+            (None, Some(form)) => StringForm::with_blocks(form, n, values, inline, grows),
             (None, None) => return Ok(Self::Numbers),
         };
         let of_trace =
@@ -119,7 +122,7 @@ impl KeysAndValues {
     }
 
     /// Fills in the settings of a report that depend on the form of keys.
-    pub(super) fn say(&self, arguments: &Arguments, report: &mut Report) {
+    pub(super) fn say(&self, arguments: &BenchArguments, report: &mut Report) {
         let Self::Strings(strings) = self else { return };
         let (key, value) = strings.record_bytes();
         report.key_form = Some(match &arguments.key_form {

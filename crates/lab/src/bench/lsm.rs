@@ -7,8 +7,8 @@ use farleaf_page::table::IndexKind;
 /// Bits per key of the Bloom filters, those of the paper.
 const BLOOM_BITS: u8 = 10;
 /// The smallest table: flushes still have some records.
-const LEAST_TABLE_BYTES: u64 = 16 << 10;
-const MOST_TABLE_BYTES: u64 = 1 << 30;
+const MIN_TABLE_BYTES: u64 = 16 << 10;
+const MAX_TABLE_BYTES: u64 = 1 << 30;
 
 /// One change of the tree's options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub(super) fn changed(options: DlsmOptions, changes: &[LsmChange], bytes: f64) -
         LsmChange::Table(bytes) => DlsmOptions::with_table_bytes(bytes),
         LsmChange::Tables(tables) => {
             let each = (bytes / f64::from(tables)) as u64;
-            let each = each.clamp(LEAST_TABLE_BYTES, MOST_TABLE_BYTES);
+            let each = each.clamp(MIN_TABLE_BYTES, MAX_TABLE_BYTES);
             DlsmOptions::with_table_bytes(each.next_multiple_of(1 << 10))
         }
         _ => options,
@@ -72,7 +72,7 @@ pub(super) fn change(text: &str) -> Result<LsmChange, String> {
         number.filter(|number| (least..=most).contains(number)).ok_or_else(wrong)
     };
     Ok(match (key, value) {
-        ("table", _) => LsmChange::Table(within(LEAST_TABLE_BYTES, MOST_TABLE_BYTES)?),
+        ("table", _) => LsmChange::Table(within(MIN_TABLE_BYTES, MAX_TABLE_BYTES)?),
         ("tables", _) => LsmChange::Tables(within(1, 1_000_000)? as u32),
         ("index", "compact") => LsmChange::Index(IndexKind::Compact),
         ("index", "full") => LsmChange::Index(IndexKind::Full { bloom_bits: BLOOM_BITS }),
@@ -129,6 +129,6 @@ mod tests {
         assert_eq!((options.table_bytes, options.level0_stop), (641_024, 100));
         assert!(options.write_queue && options.level1_bytes < 3 << 20);
         let tiny = changed(DlsmOptions::default(), &changes, 420.0);
-        assert_eq!(tiny.table_bytes, LEAST_TABLE_BYTES);
+        assert_eq!(tiny.table_bytes, MIN_TABLE_BYTES);
     }
 }

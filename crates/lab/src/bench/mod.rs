@@ -9,27 +9,27 @@ mod over_time;
 mod plan;
 mod reshaping;
 
-pub(crate) use arguments::Arguments;
+pub(crate) use arguments::BenchArguments;
 
-use crate::designs::{self, FabricConfig, Task};
+use crate::designs::{self, DesignTask, FabricConfig};
 use arguments::LoadName;
-use farleaf_bench::driver::{Amount, Form, Numbers, Testbed, memory_servers};
+use farleaf_bench::driver::{KeyValueForm, NumberForm, Testbed, WorkAmount, memory_servers};
 use farleaf_bench::report::Report;
-use farleaf_bench::strings::Strings;
+use farleaf_bench::strings::StringForm;
 use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
 use farleaf_command_line::exit::check_errors;
 use farleaf_command_line::output::{self, JsonTarget, bar, grouped};
-use farleaf_index::{Design, Naming, Scan};
+use farleaf_index::{Design, Naming, ScanResult};
 use farleaf_page::{Bytes, CHOSEN, Fixed8};
 use form::KeysAndValues;
-use plan::{Plan, Work};
+use plan::{BenchPlan, MeasuredWork};
 
 /// Runs the benchmark and prints its report.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let plan = Plan::new(arguments)?;
+pub(crate) fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
+    let plan = BenchPlan::new(arguments)?;
     let mut json = JsonTarget::open(arguments.json.as_deref())?;
-    let folder = arguments.timeline.as_deref().map(over_time::Folder::make).transpose()?;
+    let folder = arguments.timeline.as_deref().map(over_time::TimelineFolder::make).transpose()?;
     if plan.ignores_cache {
         output::note(&format!("note: the design `{}` has no cache to size", plan.report.index));
     }
@@ -47,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check_errors(&report)
 }
 
-impl Plan {
+impl BenchPlan {
     fn run(&self) -> anyhow::Result<Report> {
         #[cfg(feature = "verbs")]
         if let designs::FabricConfig::Verbs(config) = &self.fabric {
@@ -57,14 +57,14 @@ impl Plan {
         }
         match &self.form {
             KeysAndValues::Numbers => {
-                let task = Bench { plan: self, form: Numbers };
+                let task = Bench { plan: self, form: NumberForm };
                 designs::run::<Fixed8, _>(self.design, &self.index, &self.fabric, task)
             }
             KeysAndValues::Strings(strings) => self.run_strings(strings),
         }
     }
 
-    fn run_strings(&self, strings: &Strings<CHOSEN>) -> anyhow::Result<Report> {
+    fn run_strings(&self, strings: &StringForm<CHOSEN>) -> anyhow::Result<Report> {
         let options = self.index.named(|number| strings.key_named(number));
         // In virtual time, checking all results is free.
         let form = match self.fabric {
@@ -77,11 +77,11 @@ impl Plan {
 }
 
 /// Share of lookups that must find a record for a run to say something about lookups.
-const LEAST_FOUND: f64 = 0.5;
+const MIN_FOUND: f64 = 0.5;
 
 /// Warns if most lookups found nothing.
 fn warn_of_misses(report: &Report) {
-    if report.found_ratio.is_none_or(|found| found >= LEAST_FOUND) {
+    if report.found_ratio.is_none_or(|found| found >= MIN_FOUND) {
         return;
     }
     let why = match report.trace_start.as_deref() {
@@ -201,11 +201,11 @@ fn of_blocks(report: &Report) -> String {
 }
 
 struct Bench<'a, O> {
-    plan: &'a Plan,
+    plan: &'a BenchPlan,
     form: O,
 }
 
-impl<O: Form> Task<O::Layout> for Bench<'_, O> {
+impl<O: KeyValueForm> DesignTask<O::Layout> for Bench<'_, O> {
     type Output = anyhow::Result<Report>;
 
     fn run<D: Design<O::Layout>>(
@@ -218,7 +218,7 @@ impl<O: Form> Task<O::Layout> for Bench<'_, O> {
         let mut testbed = Testbed::<D, O>::start_with(provider, services, options, form)?;
         let mut report = plan.report.clone();
         let measured = match &plan.work {
-            Work::Trace(operations, loaded) => {
+            MeasuredWork::Trace(operations, loaded) => {
                 if let Some(keys) = loaded {
                     let loading = bar("load", Some(keys.len()));
                     let load_ns = testbed.load(keys, report.fill, &|done| loading.inc(done))?;
@@ -228,10 +228,10 @@ impl<O: Form> Task<O::Layout> for Bench<'_, O> {
                 let bar = bar("replay", Some(operations.len() as u64));
                 let measured = testbed.replay(operations, &|done| bar.inc(done))?;
                 bar.finish_and_clear();
-                report.keys = testbed.scan(&Scan::range(..))?.len() as u64;
+                report.keys = testbed.scan(&ScanResult::range(..))?.len() as u64;
                 measured
             }
-            Work::Workload(run) => {
+            MeasuredWork::Workload(run) => {
                 let loading = bar("load", Some(run.stream.keys.len()));
                 match plan.load {
                     LoadName::Bulk => {
@@ -245,14 +245,14 @@ impl<O: Form> Task<O::Layout> for Bench<'_, O> {
                 loading.finish_and_clear();
                 if let Some(warm_up) = plan.warm_up {
                     let filling = bar("first warm-up", Some(warm_up));
-                    let amount = Amount::Operations(warm_up);
+                    let amount = WorkAmount::Operations(warm_up);
                     let filler = run.only(amount);
                     testbed.measure(&filler, &|done| filling.inc(done))?;
                     filling.finish_and_clear();
                 }
                 let total = match run.amount {
-                    Amount::Operations(operations) => Some(operations + operations / 20),
-                    Amount::Nanoseconds(_) => None,
+                    WorkAmount::Operations(operations) => Some(operations + operations / 20),
+                    WorkAmount::Nanoseconds(_) => None,
                 };
                 let running = bar("warm-up and measurement", total);
                 let measured = testbed.measure(run, &|done| running.inc(done))?;

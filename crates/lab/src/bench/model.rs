@@ -1,7 +1,7 @@
 //! Parser of `--model`: changes to the simulator's default network and servers.
 
 use farleaf_command_line::units;
-use farleaf_fabric::sim::{MOST_PORTS, SimConfig};
+use farleaf_fabric::sim::{MAX_PORTS, SimConfig};
 
 /// One change of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,21 +39,21 @@ impl ModelChange {
 }
 
 /// Limit on the factor of `numa`.
-const MOST_NUMA: u64 = 100;
+const MAX_NUMA: u64 = 100;
 
 /// Parses one change, `KEY=VALUE` or `co-located`.
 pub(super) fn change(text: &str) -> Result<ModelChange, String> {
     let wrong = || {
         format!(
-            "expected ports=N (1 to {MOST_PORTS}), message=NS, atomic-unit=NS, atomic-word=NS, \
-             cooling-queue=NS (up to 1M), numa=FACTOR (1 to {MOST_NUMA}) or co-located"
+            "expected ports=N (1 to {MAX_PORTS}), message=NS, atomic-unit=NS, atomic-word=NS, \
+             cooling-queue=NS (up to 1M), numa=FACTOR (1 to {MAX_NUMA}) or co-located"
         )
     };
     let (key, value) = text.split_once('=').unwrap_or((text, ""));
     let ns = || units::count(value).ok().filter(|ns| *ns <= 1_000_000).ok_or_else(wrong);
     match key {
         "ports" => {
-            let ports = value.parse().ok().filter(|ports| (1..=MOST_PORTS).contains(ports));
+            let ports = value.parse().ok().filter(|ports| (1..=MAX_PORTS).contains(ports));
             Ok(ModelChange::Ports(ports.ok_or_else(wrong)?))
         }
         "message" => Ok(ModelChange::Message(ns()?)),
@@ -61,7 +61,7 @@ pub(super) fn change(text: &str) -> Result<ModelChange, String> {
         "atomic-word" => Ok(ModelChange::AtomicWord(ns()?)),
         "cooling-queue" => Ok(ModelChange::CoolingQueue(ns()?)),
         "numa" => {
-            let factor = units::count(value).ok().filter(|factor| (1..=MOST_NUMA).contains(factor));
+            let factor = units::count(value).ok().filter(|factor| (1..=MAX_NUMA).contains(factor));
             Ok(ModelChange::Numa(factor.ok_or_else(wrong)?))
         }
         "co-located" if value.is_empty() => Ok(ModelChange::CoLocated),

@@ -1,6 +1,6 @@
 //! Parsers of intervals and planned changes.
 
-use farleaf_bench::driver::{Change, PlannedChange};
+use farleaf_bench::driver::{PlannedChange, TopologyChange};
 use farleaf_command_line::units::{self, moment};
 
 /// Parses a time in milliseconds, from a nanosecond to an hour.
@@ -32,7 +32,7 @@ pub(super) fn planned_move(text: &str) -> Result<PlannedChange, String> {
             .map(|percent| percent / 100.0)?,
     };
     match parts.next() {
-        None => Ok(PlannedChange { at, change: Change::Move { from, to, part } }),
+        None => Ok(PlannedChange { at, change: TopologyChange::Move { from, to, part } }),
         Some(_) => Err(wrong()),
     }
 }
@@ -40,7 +40,7 @@ pub(super) fn planned_move(text: &str) -> Result<PlannedChange, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farleaf_bench::driver::Moment;
+    use farleaf_bench::driver::MeasurementMoment;
 
     #[test]
     fn intervals_have_bounds() {
@@ -51,9 +51,12 @@ mod tests {
     #[test]
     fn moves_are_read_and_nonsense_is_not() {
         let planned =
-            |at, part| PlannedChange { at, change: Change::Move { from: 0, to: 3, part } };
-        assert_eq!(planned_move("0:3:50@40%"), Ok(planned(Moment::Share(0.4), 0.5)));
-        assert_eq!(planned_move("0:3@1.5"), Ok(planned(Moment::Nanoseconds(1_500_000_000), 1.0)));
+            |at, part| PlannedChange { at, change: TopologyChange::Move { from: 0, to: 3, part } };
+        assert_eq!(planned_move("0:3:50@40%"), Ok(planned(MeasurementMoment::Share(0.4), 0.5)));
+        assert_eq!(
+            planned_move("0:3@1.5"),
+            Ok(planned(MeasurementMoment::Nanoseconds(1_500_000_000), 1.0))
+        );
         for nonsense in
             ["", "0:1", "0@1", "0:1:0@1", "0:1:101@1", "0:1:5:6@1", "a:1@1", "0:-1@1", "0:1@x", "@"]
         {

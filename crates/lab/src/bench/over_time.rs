@@ -1,11 +1,11 @@
 //! The options and output of timelines and shifting hotspots.
 
-use super::arguments::Arguments;
+use super::arguments::BenchArguments;
 use crate::plot::{Axes, Curve, Plot};
 use anyhow::Context;
-use farleaf_bench::driver::Moment;
+use farleaf_bench::driver::MeasurementMoment;
 use farleaf_bench::report::Report;
-use farleaf_bench::timeline::{Interval, MOST_INTERVALS, Timeline};
+use farleaf_bench::timeline::{Interval, MAX_INTERVALS, Timeline};
 use farleaf_bench::units::duration;
 use farleaf_bench::workload::Distribution;
 use farleaf_command_line::output;
@@ -19,10 +19,10 @@ const PARTS: u32 = 60;
 pub(super) const USUAL: Interval = Interval::Parts(PARTS);
 
 /// Maximum number of compute servers for which separate curves are drawn.
-const MOST_CURVES: usize = 5;
+const MAX_CURVES: usize = 5;
 
 /// The intervals that the options request.
-pub(super) fn intervals(arguments: &Arguments) -> anyhow::Result<Option<Interval>> {
+pub(super) fn intervals(arguments: &BenchArguments) -> anyhow::Result<Option<Interval>> {
     if arguments.timeline.is_none() {
         return Ok(None);
     }
@@ -39,10 +39,10 @@ pub(super) fn intervals(arguments: &Arguments) -> anyhow::Result<Option<Interval
         if ms > run_ms {
             return usage(format!("--interval-ms {ms} is longer than the run of {run_ms} ms"));
         }
-        let least = run_ms / MOST_INTERVALS as f64;
+        let least = run_ms / MAX_INTERVALS as f64;
         if ms < least {
             return usage(format!(
-                "--interval-ms {ms} makes more than {MOST_INTERVALS} intervals of {seconds} seconds: at \
+                "--interval-ms {ms} makes more than {MAX_INTERVALS} intervals of {seconds} seconds: at \
                  least {least}"
             ));
         }
@@ -51,7 +51,10 @@ pub(super) fn intervals(arguments: &Arguments) -> anyhow::Result<Option<Interval
 }
 
 /// Checks that a shift of the hotspot is possible with these options.
-pub(super) fn check_shift(arguments: &Arguments, distribution: Distribution) -> anyhow::Result<()> {
+pub(super) fn check_shift(
+    arguments: &BenchArguments,
+    distribution: Distribution,
+) -> anyhow::Result<()> {
     let Some(at) = arguments.shift_hotspot_at else { return Ok(()) };
     if !matches!(distribution, Distribution::Zipfian { .. }) {
         return usage(format!(
@@ -59,10 +62,12 @@ pub(super) fn check_shift(arguments: &Arguments, distribution: Distribution) -> 
         ));
     }
     match (at, arguments.seconds) {
-        (Moment::Nanoseconds(ns), Some(seconds)) if ns as f64 >= seconds * 1e9 => usage(format!(
-            "--shift-hotspot-at {} seconds is after the end of the run of {seconds} seconds",
-            ns as f64 / 1e9
-        )),
+        (MeasurementMoment::Nanoseconds(ns), Some(seconds)) if ns as f64 >= seconds * 1e9 => {
+            usage(format!(
+                "--shift-hotspot-at {} seconds is after the end of the run of {seconds} seconds",
+                ns as f64 / 1e9
+            ))
+        }
         _ => Ok(()),
     }
 }
@@ -77,15 +82,15 @@ pub(super) fn warn(report: &Report, asked: Option<Interval>) {
     {
         let interval = duration(timeline.interval_ns);
         output::note(&format!(
-            "note: intervals are {interval} long, so that there are at most {MOST_INTERVALS}"
+            "note: intervals are {interval} long, so that there are at most {MAX_INTERVALS}"
         ));
     }
 }
 
 /// The folder of a timeline.
-pub(super) struct Folder(PathBuf);
+pub(super) struct TimelineFolder(PathBuf);
 
-impl Folder {
+impl TimelineFolder {
     /// Creates the folder at once, so that a run of minutes does not fail at its end.
     pub(super) fn make(path: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(path)
@@ -117,7 +122,7 @@ fn plot(timeline: &Timeline, title: &str, caption: &str) -> Plot {
         Curve { name, points, ..Curve::default() }
     };
     let servers = match timeline.compute_servers.len() {
-        few @ 2..=MOST_CURVES => few,
+        few @ 2..=MAX_CURVES => few,
         _ => 0,
     };
     let of_servers =

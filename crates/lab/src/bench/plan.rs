@@ -1,18 +1,20 @@
 //! Turns options into a plan. All errors of a command line are found here, before the run starts.
 
-use super::arguments::{Arguments, FabricName, LoadName, TraceStart, Validation};
+use super::arguments::{BenchArguments, FabricName, LoadName, TraceStart, Validation};
 use super::form::KeysAndValues;
 use super::{lsm, over_time, reshaping};
-use crate::designs::{self, DesignName, FabricConfig, IndexOptions, PartitioningName, ValueBlocks};
-use farleaf_bench::driver::{Amount, HotspotShift, Run};
+use crate::designs::{
+    self, DesignName, FabricConfig, IndexOptions, PartitioningName, ValueBlockOptions,
+};
+use farleaf_bench::driver::{BenchRun, HotspotShift, WorkAmount};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::{self, HotspotShifted, Report};
 use farleaf_bench::sizing::{
-    MOST_POOL_BYTES, PoolSizeError, lsm_options, pool_bytes, whole_pool_bytes,
+    MAX_POOL_BYTES, PoolSizeError, lsm_options, pool_bytes, whole_pool_bytes,
 };
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::trace::{Trace, TraceFormat, read_trace};
-use farleaf_bench::workload::{Harness, Operation, StreamConfig};
+use farleaf_bench::workload::{Harness, StreamConfig, WorkloadOperation};
 use farleaf_command_line::output;
 use farleaf_command_line::usage;
 use farleaf_dex::DexOptions;
@@ -21,31 +23,31 @@ use farleaf_fabric::local::LocalConfig;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
 use farleaf_index::DEFAULT_CACHE_BYTES;
-use farleaf_index::blocks::MOST_LOST;
+use farleaf_index::blocks::MAX_LOST;
 use farleaf_trees::fine::FineOptions;
 use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
 use farleaf_trees::smart::SmartOptions;
 use std::path::Path;
 
 /// Maximum number of clients that are real threads of this process.
-const MOST_LOCAL_CLIENTS: u32 = 1024;
+const MAX_LOCAL_CLIENTS: u32 = 1024;
 
 /// Maximum number of simulated clients; each has its own histogram of latencies.
-const MOST_SIM_CLIENTS: u32 = 16_384;
+const MAX_SIM_CLIENTS: u32 = 16_384;
 
 /// Maximum number of endpoints of a memory server.
 #[cfg(feature = "verbs")]
-const MOST_VERBS_CLIENTS: u32 = 128;
+const MAX_VERBS_CLIENTS: u32 = 128;
 
 /// A run, ready to start.
-pub(super) struct Plan {
+pub(super) struct BenchPlan {
     /// The part of the report that is known before the run.
     pub(super) report: Report,
     pub(super) form: KeysAndValues,
     pub(super) design: DesignName,
     pub(super) index: IndexOptions,
     pub(super) fabric: FabricConfig,
-    pub(super) work: Work,
+    pub(super) work: MeasuredWork,
     pub(super) load: LoadName,
     /// Operations before the usual warm-up.
     pub(super) warm_up: Option<u64>,
@@ -59,14 +61,14 @@ pub(super) struct Plan {
 }
 
 /// The work to measure.
-pub(super) enum Work {
-    Workload(Box<Run>),
+pub(super) enum MeasuredWork {
+    Workload(Box<BenchRun>),
     /// The requests of a trace, and the keys to load before them.
-    Trace(Vec<Operation>, Option<KeySpace>),
+    Trace(Vec<WorkloadOperation>, Option<KeySpace>),
 }
 
-impl Plan {
-    pub(super) fn new(arguments: &Arguments) -> anyhow::Result<Self> {
+impl BenchPlan {
+    pub(super) fn new(arguments: &BenchArguments) -> anyhow::Result<Self> {
         let threads = arguments.threads.unwrap_or(if arguments.trace.is_some() { 1 } else { 2 });
         let format = trace_format(arguments)?;
         let has_strings = arguments.key_form.is_some()
@@ -84,7 +86,11 @@ impl Plan {
                 let keys = form.keys().cloned().unwrap_or_else(|| trace.keys());
                 let is_loaded = arguments.trace_start == TraceStart::Loaded;
                 let inserts = keys.len();
-                (Work::Trace(trace.operations, is_loaded.then(|| keys.clone())), keys, inserts)
+                (
+                    MeasuredWork::Trace(trace.operations, is_loaded.then(|| keys.clone())),
+                    keys,
+                    inserts,
+                )
             }
             None => {
                 let keys = match (form.keys(), arguments.dense) {
@@ -107,7 +113,7 @@ impl Plan {
                 let amount = amount(arguments);
                 let compute_servers = arguments.compute_servers;
                 let share = arguments.workload.insert_share();
-                let warm_up = Amount::Operations(arguments.warm_up.unwrap_or(0));
+                let warm_up = WorkAmount::Operations(arguments.warm_up.unwrap_or(0));
                 let inserts = expected_inserts(amount, share) + expected_inserts(warm_up, share);
                 let by = arguments.shift_hotspot_by / 100.0;
                 let shift = arguments.shift_hotspot_at.map(|at| HotspotShift { at, by });
@@ -116,7 +122,7 @@ impl Plan {
                 // Balancing and planned changes require counting load over time.
                 let is_counted = reshaping.balance || !reshaping.changes.is_empty();
                 let timeline = interval.or(is_counted.then_some(over_time::USUAL));
-                let run = Run {
+                let run = BenchRun {
                     stream,
                     compute_servers,
                     threads,
@@ -127,7 +133,7 @@ impl Plan {
                     own_keys,
                     reshaping,
                 };
-                (Work::Workload(Box::new(run)), keys, inserts)
+                (MeasuredWork::Workload(Box::new(run)), keys, inserts)
             }
         };
         let weights = match (&*arguments.placement, arguments.partitioning) {
@@ -135,8 +141,8 @@ impl Plan {
             (weights, _) => weights.to_vec(),
         };
         let loaded = match &work {
-            Work::Trace(_, loaded) => loaded.as_ref().map_or(0, KeySpace::len),
-            Work::Workload(_) => arguments.keys,
+            MeasuredWork::Trace(_, loaded) => loaded.as_ref().map_or(0, KeySpace::len),
+            MeasuredWork::Workload(_) => arguments.keys,
         };
         let (pool_bytes, single_pool_bytes) = match arguments.pool_bytes {
             Some(bytes) => {
@@ -148,7 +154,7 @@ impl Plan {
                 let of =
                     |weights: &[u64]| pool_bytes(loaded, record, arguments.fill, inserts, weights);
                 // Replaced blocks cannot be freed until their leaves are written back.
-                let records = loaded + 2 * inserts + MOST_LOST;
+                let records = loaded + 2 * inserts + MAX_LOST;
                 let blocks = form.bytes_in_blocks() * records as f64 * 1.1;
                 let blocks = blocks / f64::from(arguments.memory_servers);
                 (whole_pool_bytes((of(&weights)? as f64 + blocks) as u64)?, of(&[1])?)
@@ -167,15 +173,15 @@ impl Plan {
                 "--hot-entries must be at most the cache of a compute server, {in_cache} bytes"
             ));
         }
-        let blocks = arguments.inline_bytes.map(|inline_bytes| ValueBlocks {
+        let blocks = arguments.inline_bytes.map(|inline_bytes| ValueBlockOptions {
             inline_bytes,
             cache_bytes: of_blocks * u64::from(arguments.compute_servers),
         });
-        let blocks_reported = blocks.map(|blocks| report::ValueBlocks {
+        let blocks_reported = blocks.map(|blocks| report::ValueBlockReport {
             inline_bytes: blocks.inline_bytes as u64,
             cache_percent: if has_cache { arguments.block_cache_percent } else { 0 },
             cache_bytes: blocks.cache_bytes,
-            ..report::ValueBlocks::default()
+            ..report::ValueBlockReport::default()
         });
         let used_servers = arguments.memory_servers.saturating_sub(arguments.spare_memory_servers);
         let placement_level = arguments.placement_level.unwrap_or_else(|| {
@@ -302,8 +308,8 @@ impl Plan {
 }
 
 /// Checks combinations of options.
-fn check(arguments: &Arguments, threads: u16, has_strings: bool) -> anyhow::Result<()> {
-    let Arguments { placement, memory_servers, compute_servers, .. } = arguments;
+fn check(arguments: &BenchArguments, threads: u16, has_strings: bool) -> anyhow::Result<()> {
+    let BenchArguments { placement, memory_servers, compute_servers, .. } = arguments;
     let clients = u32::from(threads) * u32::from(*compute_servers);
     if arguments.trace.is_some() && clients != 1 {
         return usage(
@@ -311,10 +317,10 @@ fn check(arguments: &Arguments, threads: u16, has_strings: bool) -> anyhow::Resu
         );
     }
     let most = match arguments.fabric {
-        FabricName::Local => MOST_LOCAL_CLIENTS,
-        FabricName::Sim => MOST_SIM_CLIENTS,
+        FabricName::Local => MAX_LOCAL_CLIENTS,
+        FabricName::Sim => MAX_SIM_CLIENTS,
         #[cfg(feature = "verbs")]
-        FabricName::Verbs => MOST_VERBS_CLIENTS,
+        FabricName::Verbs => MAX_VERBS_CLIENTS,
     };
     if clients > most {
         let fabric = name(arguments.fabric);
@@ -401,7 +407,7 @@ fn name(fabric: FabricName) -> &'static str {
     }
 }
 
-fn fabric(arguments: &Arguments) -> FabricConfig {
+fn fabric(arguments: &BenchArguments) -> FabricConfig {
     match arguments.fabric {
         FabricName::Local => FabricConfig::Local(LocalConfig {
             server_threads: usize::from(arguments.server_threads.unwrap_or(0)),
@@ -432,7 +438,7 @@ fn fabric(arguments: &Arguments) -> FabricConfig {
     }
 }
 
-fn trace_format(arguments: &Arguments) -> anyhow::Result<TraceFormat> {
+fn trace_format(arguments: &BenchArguments) -> anyhow::Result<TraceFormat> {
     let mut format: TraceFormat = arguments.trace_format.parse()?;
     let single = [
         ("key", &arguments.trace_key_column),
@@ -452,7 +458,7 @@ fn trace_format(arguments: &Arguments) -> anyhow::Result<TraceFormat> {
 }
 
 /// Reads the trace, and says what is left out of it or assumed about it.
-fn read(path: &Path, format: &TraceFormat, arguments: &Arguments) -> anyhow::Result<Trace> {
+fn read(path: &Path, format: &TraceFormat, arguments: &BenchArguments) -> anyhow::Result<Trace> {
     let most = arguments.trace_requests;
     let trace = read_trace(path, format, arguments.hash_keys, most)?;
     match trace.has_header {
@@ -475,24 +481,24 @@ fn read(path: &Path, format: &TraceFormat, arguments: &Arguments) -> anyhow::Res
     Ok(trace)
 }
 
-fn amount(arguments: &Arguments) -> Amount {
+fn amount(arguments: &BenchArguments) -> WorkAmount {
     match arguments.seconds {
-        Some(seconds) => Amount::Nanoseconds((seconds * 1e9) as u64),
-        None => Amount::Operations(arguments.operations),
+        Some(seconds) => WorkAmount::Nanoseconds((seconds * 1e9) as u64),
+        None => WorkAmount::Operations(arguments.operations),
     }
 }
 
 /// Upper bound on the insertions of a run. A timed run is assumed to execute five million
 /// operations per second, which is more than one process can.
-fn expected_inserts(amount: Amount, share: f64) -> u64 {
+fn expected_inserts(amount: WorkAmount, share: f64) -> u64 {
     let operations = match amount {
-        Amount::Operations(operations) => operations as f64,
-        Amount::Nanoseconds(ns) => ns as f64 / 1e9 * 5e6,
+        WorkAmount::Operations(operations) => operations as f64,
+        WorkAmount::Nanoseconds(ns) => ns as f64 / 1e9 * 5e6,
     };
     (operations * 1.05 * share).ceil() as u64
 }
 
-fn cache_bytes(arguments: &Arguments, raw_bytes: f64) -> Option<u64> {
+fn cache_bytes(arguments: &BenchArguments, raw_bytes: f64) -> Option<u64> {
     let of_all = |percent: f64| raw_bytes * percent / 100.0;
     let percent = arguments.cache_percent.map(|p| of_all(p) / f64::from(arguments.compute_servers));
     arguments.cache_bytes.or(percent.map(|bytes| bytes as u64))
@@ -500,5 +506,5 @@ fn cache_bytes(arguments: &Arguments, raw_bytes: f64) -> Option<u64> {
 
 /// The memory of all servers together, limited to the size of one region.
 fn bytes_of_all(bytes_of_each: u64, memory_servers: u16) -> Result<usize, PoolSizeError> {
-    whole_pool_bytes(bytes_of_each.saturating_mul(memory_servers.into()).min(MOST_POOL_BYTES))
+    whole_pool_bytes(bytes_of_each.saturating_mul(memory_servers.into()).min(MAX_POOL_BYTES))
 }

@@ -1,9 +1,9 @@
 //! Changes to the cluster during a run, such as moves of keys: their options and their part of the
 //! report.
 
-use super::arguments::Arguments;
+use super::arguments::BenchArguments;
 use crate::designs::DesignName;
-use farleaf_bench::driver::{Change, PlannedChange, Reshaping};
+use farleaf_bench::driver::{PlannedChange, Reshaping, TopologyChange};
 use farleaf_bench::report::Report;
 use farleaf_bench::units::duration;
 use farleaf_command_line::output::{self, grouped};
@@ -12,11 +12,11 @@ use farleaf_index::BalanceOptions;
 use std::fmt::Write as _;
 
 /// The changes that the options request.
-pub(super) fn of(arguments: &Arguments) -> anyhow::Result<Reshaping> {
-    let Arguments { compute_servers, memory_servers, .. } = arguments;
-    let Arguments { spare_compute_servers, spare_memory_servers, .. } = arguments;
+pub(super) fn of(arguments: &BenchArguments) -> anyhow::Result<Reshaping> {
+    let BenchArguments { compute_servers, memory_servers, .. } = arguments;
+    let BenchArguments { spare_compute_servers, spare_memory_servers, .. } = arguments;
     let added = arguments.add_memory_server_at.iter();
-    let added = added.map(|at| PlannedChange { at: *at, change: Change::AddMemoryServer });
+    let added = added.map(|at| PlannedChange { at: *at, change: TopologyChange::AddMemoryServer });
     let changes: Vec<PlannedChange> = arguments.moves.iter().copied().chain(added).collect();
     let asks = arguments.balance || !changes.is_empty();
     let asks = asks || spare_compute_servers + spare_memory_servers > 0;
@@ -35,7 +35,7 @@ pub(super) fn of(arguments: &Arguments) -> anyhow::Result<Reshaping> {
     }
     let all = compute_servers + spare_compute_servers;
     for planned in &changes {
-        if let Change::Move { from, to, .. } = planned.change
+        if let TopologyChange::Move { from, to, .. } = planned.change
             && (from >= all || to >= all || from == to)
         {
             return usage(format!(
@@ -51,7 +51,7 @@ pub(super) fn of(arguments: &Arguments) -> anyhow::Result<Reshaping> {
 }
 
 /// Options of the balancer.
-pub(super) fn balance(arguments: &Arguments) -> BalanceOptions {
+pub(super) fn balance(arguments: &BenchArguments) -> BalanceOptions {
     let window_ns = (arguments.balance_window_ms * 1e6) as u64;
     BalanceOptions { window_ns, ..BalanceOptions::default() }
 }
@@ -83,7 +83,7 @@ pub(super) fn summary(report: &Report) -> String {
 }
 
 /// Warns about requested changes that did not happen.
-pub(super) fn warn(report: &Report, arguments: &Arguments) {
+pub(super) fn warn(report: &Report, arguments: &BenchArguments) {
     for change in report.changes.iter().filter(|change| !change.done) {
         output::note(&format!("warning: {}", change.what));
     }

@@ -2,7 +2,7 @@
 //! Foe?*: figures of page faults under TPC-H and TPC-DS, which this command does not run.
 //! `docs/far-memory.md` has those that the examples of `crates/far-alloc` run.
 
-use super::experiment::{Claim, Figure, Paper, Scale, Size};
+use super::experiment::{Paper, PaperClaim, PaperFigure, Scale, Size};
 
 /// The rows to reproduce from the paper about allocators.
 pub(super) const ALLOCATOR: Paper = Paper {
@@ -13,10 +13,10 @@ pub(super) const ALLOCATOR: Paper = Paper {
         Size { scale: Scale::Medium, keys: 10_000_000, operations: 300_000, warm_up: 0 },
         Size { scale: Scale::Paper, keys: 100_000_000, operations: 300_000, warm_up: 0 },
     ],
-    figures: &[Figure::statements(
+    figures: &[PaperFigure::statements(
         "5-9",
         "Figures 5 to 9: where an allocator keeps its metadata",
-        &[Claim::unsaid(
+        &[PaperClaim::unsaid(
             "where the metadata lies changes page faults and run time of TPC-H and TPC-DS",
             "needs a heap on far memory under a database system; the differences reported are within noise",
         )],

@@ -1,11 +1,11 @@
 //! Judges claims against the points of a figure.
 
-use super::experiment::{Claim, Metric, Rule, Scale, Spot, Value};
-use super::points::Measured;
+use super::experiment::{ClaimRule, ClaimValue, FigurePosition, Metric, PaperClaim, Scale};
+use super::points::MeasuredPoint;
 
 /// Whether a claim holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum ClaimVerdict {
     Holds,
     Differs,
     /// The claim cannot be shown in virtual time or at this scale.
@@ -14,7 +14,7 @@ pub(super) enum Verdict {
     NotRun,
 }
 
-impl Verdict {
+impl ClaimVerdict {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Holds => "holds",
@@ -27,57 +27,61 @@ impl Verdict {
 
 /// A claim with its outcome.
 #[derive(Clone, Debug)]
-pub(super) struct Judged {
-    pub(super) claim: Claim,
+pub(super) struct JudgedClaim {
+    pub(super) claim: PaperClaim,
     pub(super) ours: Option<f64>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: ClaimVerdict,
     pub(super) why: String,
 }
 
 /// Judges a claim.
-pub(super) fn judge(claim: &Claim, points: &[Measured], scale: Scale) -> Judged {
-    let judged =
-        |ours, verdict, why: &str| Judged { claim: *claim, ours, verdict, why: why.to_owned() };
+pub(super) fn judge(claim: &PaperClaim, points: &[MeasuredPoint], scale: Scale) -> JudgedClaim {
+    let judged = |ours, verdict, why: &str| JudgedClaim {
+        claim: *claim,
+        ours,
+        verdict,
+        why: why.to_owned(),
+    };
     let ours = match value(&claim.value, points) {
         Ok(ours) => ours,
-        Err(Absent::Unsaid) => return judged(None, Verdict::CannotBeSaid, claim.because),
-        Err(Absent::Point(what)) => return judged(None, Verdict::NotRun, &what),
+        Err(AbsentValue::Unsaid) => return judged(None, ClaimVerdict::CannotBeSaid, claim.because),
+        Err(AbsentValue::Point(what)) => return judged(None, ClaimVerdict::NotRun, &what),
     };
     if scale < claim.least {
         let why = format!("stated for other sizes: --scale {} compares it", claim.least.name());
-        return judged(Some(ours), Verdict::CannotBeSaid, &why);
+        return judged(Some(ours), ClaimVerdict::CannotBeSaid, &why);
     }
     match claim.rule.is_met(ours) {
-        true => judged(Some(ours), Verdict::Holds, ""),
-        false => judged(Some(ours), Verdict::Differs, claim.because),
+        true => judged(Some(ours), ClaimVerdict::Holds, ""),
+        false => judged(Some(ours), ClaimVerdict::Differs, claim.because),
     }
 }
 
 /// Why there is no value.
 #[derive(Clone, Debug, PartialEq)]
-enum Absent {
+enum AbsentValue {
     Unsaid,
     Point(String),
 }
 
-fn value(value: &Value, points: &[Measured]) -> Result<f64, Absent> {
-    let at = |metric: Metric, spot: Spot| {
+fn value(value: &ClaimValue, points: &[MeasuredPoint]) -> Result<f64, AbsentValue> {
+    let at = |metric: Metric, spot: FigurePosition| {
         let (_, row, x) = spot;
         let Some(point) = points.iter().find(|point| point.is_at(spot)) else {
-            return Err(Absent::Point(format!("`{row}` at {x} was left out")));
+            return Err(AbsentValue::Point(format!("`{row}` at {x} was left out")));
         };
         match point.median(metric) {
             Some(value) => Ok(value),
             None if point.is_missing => {
-                Err(Absent::Point(format!("needs the design `{}`", point.row.design)))
+                Err(AbsentValue::Point(format!("needs the design `{}`", point.row.design)))
             }
-            None => Err(Absent::Point(format!("`{row}` at {x} did not run"))),
+            None => Err(AbsentValue::Point(format!("`{row}` at {x} did not run"))),
         }
     };
     match *value {
-        Value::Of(metric, spot) => at(metric, spot),
-        Value::Ratio(metric, over, under) => Ok(at(metric, over)? / at(metric, under)?),
-        Value::Least { metric, panel, rows: [first, second], from, to } => {
+        ClaimValue::Of(metric, spot) => at(metric, spot),
+        ClaimValue::Ratio(metric, over, under) => Ok(at(metric, over)? / at(metric, under)?),
+        ClaimValue::Least { metric, panel, rows: [first, second], from, to } => {
             let mut positions: Vec<f64> = points.iter().map(|point| point.at.x).collect();
             positions.retain(|x| (from..=to).contains(x));
             positions.sort_by(f64::total_cmp);
@@ -93,18 +97,18 @@ fn value(value: &Value, points: &[Measured]) -> Result<f64, Absent> {
             }
             match least.is_finite() {
                 true => Ok(least),
-                false => Err(Absent::Point(format!("there is no point from {from} to {to}"))),
+                false => Err(AbsentValue::Point(format!("there is no point from {from} to {to}"))),
             }
         }
-        Value::Closed(compute) => Ok(compute()),
-        Value::Unsaid => Err(Absent::Unsaid),
+        ClaimValue::Closed(compute) => Ok(compute()),
+        ClaimValue::Unsaid => Err(AbsentValue::Unsaid),
     }
 }
 
 /// Upper bound of values that count as zero, per operation.
 const ZERO: f64 = 0.001;
 
-impl Rule {
+impl ClaimRule {
     /// Whether the value meets the rule. A value that is not a number does not.
     pub(super) fn is_met(self, value: f64) -> bool {
         match self {
@@ -146,73 +150,78 @@ pub(super) fn digits(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::experiment::{At, COUNT, RATIO, Row};
+    use super::super::experiment::{AxisPosition, COUNT, FigureRow, RATIO};
     use super::*;
     use farleaf_bench::report::{PerOperation, Report};
 
-    const ROW: Row = Row { name: "dex", design: "dex", words: "", caches: true };
-    const OTHER: Row = Row { name: "other", design: "no-design", words: "", caches: true };
+    const ROW: FigureRow = FigureRow { name: "dex", design: "dex", words: "", caches: true };
+    const OTHER: FigureRow =
+        FigureRow { name: "other", design: "no-design", words: "", caches: true };
 
-    fn point(row: Row, x: f64, reads: &[f64]) -> Measured {
+    fn point(row: FigureRow, x: f64, reads: &[f64]) -> MeasuredPoint {
         let report = |reads: &f64| Report {
             throughput_ops_per_s: reads * 1e6,
             per_operation: PerOperation { reads: *reads, ..PerOperation::default() },
             ..Report::default()
         };
-        Measured {
+        MeasuredPoint {
             figure: "1",
             panel: "a",
             row,
-            at: At { x, ..At::DEX },
+            at: AxisPosition { x, ..AxisPosition::DEX },
             is_missing: reads.is_empty(),
             lines: Vec::new(),
             reports: reads.iter().map(report).collect(),
         }
     }
 
-    fn verdict(claim: &Claim, points: &[Measured]) -> Verdict {
+    fn verdict(claim: &PaperClaim, points: &[MeasuredPoint]) -> ClaimVerdict {
         judge(claim, points, Scale::Small).verdict
     }
 
     #[test]
     fn a_count_outside_its_tolerance_differs() {
-        let claim = Claim::new(
+        let claim = PaperClaim::new(
             "0.33 READs",
-            Value::Of(Metric::Reads, ("a", "dex", 1.0)),
-            Rule::Within(0.33, COUNT),
+            ClaimValue::Of(Metric::Reads, ("a", "dex", 1.0)),
+            ClaimRule::Within(0.33, COUNT),
         )
         .because("the reason");
-        assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[0.345])]), Verdict::Holds);
+        assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[0.345])]), ClaimVerdict::Holds);
         let judged = judge(&claim, &[point(ROW, 1.0, &[0.35])], Scale::Small);
-        assert_eq!((judged.verdict, &*judged.why), (Verdict::Differs, "the reason"));
+        assert_eq!((judged.verdict, &*judged.why), (ClaimVerdict::Differs, "the reason"));
         assert_eq!(judged.ours, Some(0.35));
         let nan = [point(ROW, 1.0, &[f64::NAN])];
-        assert_eq!(verdict(&claim, &nan), Verdict::Differs);
+        assert_eq!(verdict(&claim, &nan), ClaimVerdict::Differs);
     }
 
     #[test]
     fn a_loss_is_no_small_gain() {
-        let gain = Rule::Factor(1.25, RATIO);
+        let gain = ClaimRule::Factor(1.25, RATIO);
         assert!(gain.is_met(1.0) && gain.is_met(1.8));
         assert!(!gain.is_met(0.99) && !gain.is_met(1.9));
-        let saving = Rule::Factor(0.8, RATIO);
+        let saving = ClaimRule::Factor(0.8, RATIO);
         assert!(saving.is_met(1.0) && saving.is_met(0.6) && !saving.is_met(1.01));
-        assert!(Rule::Factor(1.0, RATIO).is_met(0.7));
+        assert!(ClaimRule::Factor(1.0, RATIO).is_met(0.7));
     }
 
     #[test]
     fn the_median_of_the_seeds_counts() {
-        let claim =
-            Claim::new("", Value::Of(Metric::Reads, ("a", "dex", 1.0)), Rule::Within(1.0, COUNT));
-        assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[9.0, 1.0, 0.5])]), Verdict::Holds);
-        assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[9.0, 1.2, 0.5])]), Verdict::Differs);
+        let claim = PaperClaim::new(
+            "",
+            ClaimValue::Of(Metric::Reads, ("a", "dex", 1.0)),
+            ClaimRule::Within(1.0, COUNT),
+        );
+        assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[9.0, 1.0, 0.5])]), ClaimVerdict::Holds);
+        assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[9.0, 1.2, 0.5])]), ClaimVerdict::Differs);
     }
 
     #[test]
     fn orderings_are_exact_at_every_position() {
         let metric = Metric::Throughput;
-        let value = Value::Least { metric, panel: "a", rows: ["dex", "other"], from: 1.0, to: 2.0 };
-        let claim = Claim::new("", value, Rule::AtLeast(1.0));
+        let value =
+            ClaimValue::Least { metric, panel: "a", rows: ["dex", "other"], from: 1.0, to: 2.0 };
+        let claim = PaperClaim::new("", value, ClaimRule::AtLeast(1.0));
         let mut points = vec![
             point(ROW, 1.0, &[2.0]),
             point(ROW, 2.0, &[2.0]),
@@ -222,23 +231,23 @@ mod tests {
             point(ROW, 3.0, &[1.0]),
             point(OTHER, 3.0, &[5.0]),
         ];
-        assert_eq!(verdict(&claim, &points), Verdict::Holds);
+        assert_eq!(verdict(&claim, &points), ClaimVerdict::Holds);
         points[3] = point(OTHER, 2.0, &[2.0001]);
-        assert_eq!(verdict(&claim, &points), Verdict::Differs);
+        assert_eq!(verdict(&claim, &points), ClaimVerdict::Differs);
         points[3] = point(OTHER, 2.0, &[f64::NAN]);
-        assert_eq!(verdict(&claim, &points), Verdict::Differs);
+        assert_eq!(verdict(&claim, &points), ClaimVerdict::Differs);
     }
 
     #[test]
     fn ratios_have_a_factor_on_both_sides() {
         let spots = [("a", "dex", 1.0), ("a", "dex", 2.0)];
-        let value = Value::Ratio(Metric::Throughput, spots[0], spots[1]);
-        let claim = Claim::new("", value, Rule::Factor(3.0, RATIO));
+        let value = ClaimValue::Ratio(Metric::Throughput, spots[0], spots[1]);
+        let claim = PaperClaim::new("", value, ClaimRule::Factor(3.0, RATIO));
         for (ours, expected) in [
-            (1.9, Verdict::Differs),
-            (2.1, Verdict::Holds),
-            (4.4, Verdict::Holds),
-            (4.6, Verdict::Differs),
+            (1.9, ClaimVerdict::Differs),
+            (2.1, ClaimVerdict::Holds),
+            (4.4, ClaimVerdict::Holds),
+            (4.6, ClaimVerdict::Differs),
         ] {
             let points = [point(ROW, 1.0, &[ours]), point(ROW, 2.0, &[1.0])];
             assert_eq!(verdict(&claim, &points), expected, "{ours}");
@@ -247,34 +256,34 @@ mod tests {
 
     #[test]
     fn what_did_not_run_is_not_judged() {
-        let value = Value::Of(Metric::Reads, ("a", "other", 1.0));
-        let claim = Claim::new("", value, Rule::Within(1.0, COUNT));
+        let value = ClaimValue::Of(Metric::Reads, ("a", "other", 1.0));
+        let claim = PaperClaim::new("", value, ClaimRule::Within(1.0, COUNT));
         let missing = judge(&claim, &[point(OTHER, 1.0, &[])], Scale::Small);
-        assert_eq!(missing.verdict, Verdict::NotRun);
+        assert_eq!(missing.verdict, ClaimVerdict::NotRun);
         assert_eq!(missing.why, "needs the design `no-design`");
-        assert_eq!(verdict(&claim, &[]), Verdict::NotRun);
-        let unsaid = Claim::unsaid("", "no locks in virtual time");
+        assert_eq!(verdict(&claim, &[]), ClaimVerdict::NotRun);
+        let unsaid = PaperClaim::unsaid("", "no locks in virtual time");
         let judged = judge(&unsaid, &[], Scale::Paper);
         assert_eq!(
             (judged.verdict, &*judged.why),
-            (Verdict::CannotBeSaid, "no locks in virtual time")
+            (ClaimVerdict::CannotBeSaid, "no locks in virtual time")
         );
     }
 
     #[test]
     fn a_small_run_does_not_judge_what_depends_on_size() {
-        let value = Value::Of(Metric::Reads, ("a", "dex", 1.0));
-        let claim = Claim::new("", value, Rule::Within(1.0, COUNT)).from(Scale::Paper);
+        let value = ClaimValue::Of(Metric::Reads, ("a", "dex", 1.0));
+        let claim = PaperClaim::new("", value, ClaimRule::Within(1.0, COUNT)).from(Scale::Paper);
         let points = [point(ROW, 1.0, &[2.0])];
         let small = judge(&claim, &points, Scale::Medium);
-        assert_eq!((small.verdict, small.ours), (Verdict::CannotBeSaid, Some(2.0)));
-        assert_eq!(judge(&claim, &points, Scale::Paper).verdict, Verdict::Differs);
+        assert_eq!((small.verdict, small.ours), (ClaimVerdict::CannotBeSaid, Some(2.0)));
+        assert_eq!(judge(&claim, &points, Scale::Paper).verdict, ClaimVerdict::Differs);
     }
 
     #[test]
     fn zero_is_less_than_one_in_a_thousand() {
-        assert!(Rule::Within(0.0, COUNT).is_met(0.0002));
-        assert!(!Rule::Within(0.0, COUNT).is_met(0.002));
+        assert!(ClaimRule::Within(0.0, COUNT).is_met(0.0002));
+        assert!(!ClaimRule::Within(0.0, COUNT).is_met(0.002));
         assert_eq!(digits(0.0002), "2.0e-4");
         assert_eq!([digits(0.33), digits(333.9), digits(0.0)], ["0.330", "334", "0"]);
     }

@@ -11,8 +11,9 @@ use super::experiment::Metric::{
     Atomics, Bytes, HitRatio, MoveSeconds, Reads, Remote, Throughput, TwoSided, Writes,
 };
 use super::experiment::{
-    At, BY_MAGNITUDE, BYTES, COUNT, Claim, DOUBLING, Figure, LINEAR, Metric, Panel, Paper, RATIO,
-    Row, Rule, Scale, Shape, Size, Spot, Value,
+    AxisPosition, BY_MAGNITUDE, BYTES, COUNT, ClaimRule, ClaimValue, DOUBLING, FigurePosition,
+    FigureRow, FigureShape, LINEAR, Metric, Panel, Paper, PaperClaim, PaperFigure, RATIO, Scale,
+    Size,
 };
 
 /// The rows to reproduce from the DEX paper.
@@ -31,17 +32,17 @@ const fn panel(name: &'static str, words: &'static str) -> Panel {
     Panel { name, words, skewed: false, each: None }
 }
 
-const fn row(name: &'static str, design: &'static str, words: &'static str) -> Row {
-    Row { name, design, words, caches: true }
+const fn row(name: &'static str, design: &'static str, words: &'static str) -> FigureRow {
+    FigureRow { name, design, words, caches: true }
 }
 
 /// A row without a cache of nodes.
-const fn uncached(name: &'static str, design: &'static str, words: &'static str) -> Row {
-    Row { name, design, words, caches: false }
+const fn uncached(name: &'static str, design: &'static str, words: &'static str) -> FigureRow {
+    FigureRow { name, design, words, caches: false }
 }
 
-const fn ratio(metric: Metric, over: Spot, under: Spot) -> Value {
-    Value::Ratio(metric, over, under)
+const fn ratio(metric: Metric, over: FigurePosition, under: FigurePosition) -> ClaimValue {
+    ClaimValue::Ratio(metric, over, under)
 }
 
 macro_rules! published {
@@ -55,12 +56,12 @@ macro_rules! published {
 const ZIPFIAN: &str = "--distribution zipfian:0.99";
 
 /// The threads of Figures 5 to 8: one compute server is filled before the next is used.
-const THREADS: &[At] = &[
-    At::new(2.0, 1, 2, ""),
-    At::new(36.0, 1, 36, ""),
-    At::new(72.0, 2, 36, ""),
-    At::new(108.0, 3, 36, ""),
-    At::DEX,
+const THREADS: &[AxisPosition] = &[
+    AxisPosition::new(2.0, 1, 2, ""),
+    AxisPosition::new(36.0, 1, 36, ""),
+    AxisPosition::new(72.0, 2, 36, ""),
+    AxisPosition::new(108.0, 3, 36, ""),
+    AxisPosition::DEX,
 ];
 
 const SIZE: &str = "below paper scale fewer records have a flatter tree, and their popular keys fill another \
@@ -70,7 +71,7 @@ const SIZE: &str = "below paper scale fewer records have a flatter tree, and the
 const UNCHANGED: &str = "the paper's benchmark writes the key as the value, and its SMART does not write what is there \
                          already; ours writes each value";
 
-const T2: Figure = Figure {
+const T2: PaperFigure = PaperFigure {
     id: "t2",
     title: "Table 2: network operations per index operation, zipfian, 144 threads, a cache of 8%",
     words: "--distribution zipfian:0.99 --cache-each 8",
@@ -90,148 +91,148 @@ const T2: Figure = Figure {
         row("CHIME (not in the paper)", "chime", ""),
     ],
     x: "threads",
-    xs: &[At::DEX],
+    xs: &[AxisPosition::DEX],
     axes: LINEAR,
-    shape: Shape::Lines(Remote),
+    shape: FigureShape::Lines(Remote),
     claims: &[
-        Claim::new("read-only: READs", t2(Reads, RO), Rule::Within(0.33, COUNT))
+        PaperClaim::new("read-only: READs", t2(Reads, RO), ClaimRule::Within(0.33, COUNT))
             .from(Scale::Paper)
             .because(SIZE),
-        Claim::new("read-only: WRITEs", t2(Writes, RO), Rule::Within(0.0, COUNT)),
-        Claim::new("read-only: atomics", t2(Atomics, RO), Rule::Within(0.0, COUNT)),
-        Claim::new(
+        PaperClaim::new("read-only: WRITEs", t2(Writes, RO), ClaimRule::Within(0.0, COUNT)),
+        PaperClaim::new("read-only: atomics", t2(Atomics, RO), ClaimRule::Within(0.0, COUNT)),
+        PaperClaim::new(
             "read-only: two-sided 0.0002, offloading where it pays",
-            Value::Of(TwoSided, (RO, "DEX as published, offloading", 144.0)),
-            Rule::Within(0.0, COUNT),
+            ClaimValue::Of(TwoSided, (RO, "DEX as published, offloading", 144.0)),
+            ClaimRule::Within(0.0, COUNT),
         )
         .from(Scale::Paper)
         .because(
             "our cost estimate offloads missing leaves too; the paper does not give its factor c",
         ),
-        Claim::new("read-only: bytes", t2(Bytes, RO), Rule::Within(333.9, BYTES))
+        PaperClaim::new("read-only: bytes", t2(Bytes, RO), ClaimRule::Within(333.9, BYTES))
             .from(Scale::Paper)
             .because(SIZE),
-        Claim::new("write-intensive: READs", t2(Reads, WI), Rule::Within(0.33, COUNT))
+        PaperClaim::new("write-intensive: READs", t2(Reads, WI), ClaimRule::Within(0.33, COUNT))
             .from(Scale::Paper)
             .because(SIZE),
-        Claim::new("write-intensive: WRITEs", t2(Writes, WI), Rule::Within(0.19, COUNT))
+        PaperClaim::new("write-intensive: WRITEs", t2(Writes, WI), ClaimRule::Within(0.19, COUNT))
             .from(Scale::Paper)
             .because(SIZE),
-        Claim::new("write-intensive: atomics", t2(Atomics, WI), Rule::Within(0.0, COUNT)),
-        Claim::new("write-intensive: bytes", t2(Bytes, WI), Rule::Within(524.1, BYTES))
+        PaperClaim::new("write-intensive: atomics", t2(Atomics, WI), ClaimRule::Within(0.0, COUNT)),
+        PaperClaim::new("write-intensive: bytes", t2(Bytes, WI), ClaimRule::Within(524.1, BYTES))
             .from(Scale::Paper)
             .because(SIZE),
-        Claim::new(
+        PaperClaim::new(
             "write-intensive: bytes over those of read-only",
             ratio(Bytes, at_t2(WI), at_t2(RO)),
-            Rule::Factor(1.57, RATIO),
+            ClaimRule::Factor(1.57, RATIO),
         ),
-        Claim::new(
+        PaperClaim::new(
             "write-intensive: as many READs as read-only",
             ratio(Reads, at_t2(WI), at_t2(RO)),
-            Rule::Within(1.0, COUNT),
+            ClaimRule::Within(1.0, COUNT),
         ),
-        Claim::new(
+        PaperClaim::new(
             "89% fewer operations than Sherman, read-only",
             ratio(Remote, at_t2(RO), (RO, BY_VERSIONS, 144.0)),
-            Rule::Factor(0.11, RATIO),
+            ClaimRule::Factor(0.11, RATIO),
         )
         .from(Scale::Paper),
-        Claim::new(
+        PaperClaim::new(
             "Sherman, read-only: READs",
-            Value::Of(Reads, (RO, BY_VERSIONS, 144.0)),
-            Rule::Within(3.02, COUNT),
+            ClaimValue::Of(Reads, (RO, BY_VERSIONS, 144.0)),
+            ClaimRule::Within(3.02, COUNT),
         ),
-        Claim::new(
+        PaperClaim::new(
             "Sherman, read-only: bytes",
-            Value::Of(Bytes, (RO, BY_VERSIONS, 144.0)),
-            Rule::Within(1065.0, BYTES),
+            ClaimValue::Of(Bytes, (RO, BY_VERSIONS, 144.0)),
+            ClaimRule::Within(1065.0, BYTES),
         ),
-        Claim::new(
+        PaperClaim::new(
             "Sherman, write-intensive: READs",
-            Value::Of(Reads, (WI, BY_VERSIONS, 144.0)),
-            Rule::Within(2.71, COUNT),
+            ClaimValue::Of(Reads, (WI, BY_VERSIONS, 144.0)),
+            ClaimRule::Within(2.71, COUNT),
         )
         .from(Scale::Paper)
         .because(
             "without repetitions it is 2.5, and how often a leaf is read again depends on timing",
         ),
-        Claim::new(
+        PaperClaim::new(
             "Sherman, write-intensive: WRITEs",
-            Value::Of(Writes, (WI, BY_VERSIONS, 144.0)),
-            Rule::Within(0.99, COUNT),
+            ClaimValue::Of(Writes, (WI, BY_VERSIONS, 144.0)),
+            ClaimRule::Within(0.99, COUNT),
         ),
-        Claim::new(
+        PaperClaim::new(
             "P-Sherman, read-only: READs",
-            Value::Of(Reads, (RO, "P-Sherman", 144.0)),
-            Rule::Within(1.0, COUNT),
+            ClaimValue::Of(Reads, (RO, "P-Sherman", 144.0)),
+            ClaimRule::Within(1.0, COUNT),
         ),
-        Claim::new(
+        PaperClaim::new(
             "P-Sherman, write-intensive: READs",
-            Value::Of(Reads, (WI, "P-Sherman", 144.0)),
-            Rule::Within(1.02, COUNT),
+            ClaimValue::Of(Reads, (WI, "P-Sherman", 144.0)),
+            ClaimRule::Within(1.02, COUNT),
         ),
-        Claim::new(
+        PaperClaim::new(
             "P-Sherman, write-intensive: WRITEs",
-            Value::Of(Writes, (WI, "P-Sherman", 144.0)),
-            Rule::Within(0.5, COUNT),
+            ClaimValue::Of(Writes, (WI, "P-Sherman", 144.0)),
+            ClaimRule::Within(0.5, COUNT),
         ),
-        Claim::new(
+        PaperClaim::new(
             "SMART, read-only: READs",
-            Value::Of(Reads, (RO, "SMART", 144.0)),
-            Rule::Within(1.44, COUNT),
+            ClaimValue::Of(Reads, (RO, "SMART", 144.0)),
+            ClaimRule::Within(1.44, COUNT),
         )
         .from(Scale::Paper)
         .because(SIZE),
-        Claim::new(
+        PaperClaim::new(
             "SMART, read-only: bytes",
-            Value::Of(Bytes, (RO, "SMART", 144.0)),
-            Rule::Within(997.0, BYTES),
+            ClaimValue::Of(Bytes, (RO, "SMART", 144.0)),
+            ClaimRule::Within(997.0, BYTES),
         )
         .from(Scale::Paper)
         .because(SIZE),
-        Claim::new(
+        PaperClaim::new(
             "SMART, write-intensive: WRITEs",
-            Value::Of(Writes, (WI, "SMART", 144.0)),
-            Rule::Within(0.11, COUNT),
+            ClaimValue::Of(Writes, (WI, "SMART", 144.0)),
+            ClaimRule::Within(0.11, COUNT),
         )
         .from(Scale::Paper)
         .because(UNCHANGED),
-        Claim::new(
+        PaperClaim::new(
             "P-SMART, read-only: READs",
-            Value::Of(Reads, (RO, "P-SMART", 144.0)),
-            Rule::Within(1.15, COUNT),
+            ClaimValue::Of(Reads, (RO, "P-SMART", 144.0)),
+            ClaimRule::Within(1.15, COUNT),
         )
         .from(Scale::Paper)
         .because(SIZE),
-        Claim::new(
+        PaperClaim::new(
             "P-SMART, read-only: bytes",
-            Value::Of(Bytes, (RO, "P-SMART", 144.0)),
-            Rule::Within(397.0, BYTES),
+            ClaimValue::Of(Bytes, (RO, "P-SMART", 144.0)),
+            ClaimRule::Within(397.0, BYTES),
         )
         .from(Scale::Paper)
         .because(SIZE),
-        Claim::new(
+        PaperClaim::new(
             "P-SMART, write-intensive: WRITEs",
-            Value::Of(Writes, (WI, "P-SMART", 144.0)),
-            Rule::Within(0.13, COUNT),
+            ClaimValue::Of(Writes, (WI, "P-SMART", 144.0)),
+            ClaimRule::Within(0.13, COUNT),
         )
         .from(Scale::Paper)
         .because(UNCHANGED),
-        Claim::new(
+        PaperClaim::new(
             "77% fewer than SMART",
             ratio(Remote, at_t2(RO), (RO, "SMART", 144.0)),
-            Rule::Factor(0.23, RATIO),
+            ClaimRule::Factor(0.23, RATIO),
         ),
-        Claim::new(
+        PaperClaim::new(
             "67% fewer than P-Sherman",
             ratio(Remote, at_t2(RO), (RO, "P-Sherman", 144.0)),
-            Rule::Factor(0.33, RATIO),
+            ClaimRule::Factor(0.33, RATIO),
         ),
-        Claim::new(
+        PaperClaim::new(
             "71% fewer than P-SMART",
             ratio(Remote, at_t2(RO), (RO, "P-SMART", 144.0)),
-            Rule::Factor(0.29, RATIO),
+            ClaimRule::Factor(0.29, RATIO),
         ),
     ],
 };
@@ -241,25 +242,25 @@ const BY_VERSIONS: &str = "Sherman, by versions";
 const RO: &str = "read-only";
 const WI: &str = "write-intensive";
 
-const fn at_t2(panel: &'static str) -> Spot {
+const fn at_t2(panel: &'static str) -> FigurePosition {
     (panel, "DEX as published", 144.0)
 }
 
-const fn t2(metric: Metric, panel: &'static str) -> Value {
-    Value::Of(metric, at_t2(panel))
+const fn t2(metric: Metric, panel: &'static str) -> ClaimValue {
+    ClaimValue::Of(metric, at_t2(panel))
 }
 
 const LOCKS: &str = "virtual time charges nothing for contention on a lock of the compute server";
 const QUEUE: &str = "virtual time charges nothing for contention on a lock of the compute server unless asked to; row m4 \
                      sweeps what the queue's lock would have to cost";
 
-const F4: Figure = Figure::statements(
+const F4: PaperFigure = PaperFigure::statements(
     "4",
     "Figure 4: cooling structures",
-    &[Claim::unsaid("the cooling map scales with threads, one FIFO queue does not", QUEUE)],
+    &[PaperClaim::unsaid("the cooling map scales with threads, one FIFO queue does not", QUEUE)],
 );
 
-const F5: Figure = Figure {
+const F5: PaperFigure = PaperFigure {
     id: "5",
     title: "Figure 5: offloading policies, zipfian, a cache of 1%",
     words: "--workload read-intensive --distribution zipfian:0.99 --cache-each 1",
@@ -272,23 +273,23 @@ const F5: Figure = Figure {
     x: "threads",
     xs: THREADS,
     axes: LINEAR,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "offload-only does not scale: 144 threads over 36",
             ratio(Throughput, (F5P, "offload-only", 144.0), (F5P, "offload-only", 36.0)),
-            Rule::AtMost(2.0),
+            ClaimRule::AtMost(2.0),
         )
         .because("the limit for \"does not scale\" is ours, half of four times; it grows up to 108 threads, and by 2% from there to 144"),
-        Claim::new(
+        PaperClaim::new(
             "cost-aware outperforms offload-only with 144 threads",
             ratio(Throughput, (F5P, "cost-aware", 144.0), (F5P, "offload-only", 144.0)),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         ),
-        Claim::new(
+        PaperClaim::new(
             "cost-aware outperforms no offloading with 144 threads",
             ratio(Throughput, (F5P, "cost-aware", 144.0), (F5P, "never", 144.0)),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         ),
     ],
 };
@@ -302,7 +303,7 @@ const MIXES: &[Panel] = &[
     panel("insert-intensive", "--workload insert-intensive"),
     panel("scan-intensive", "--workload scan-intensive"),
 ];
-const DESIGNS: &[Row] = &[
+const DESIGNS: &[FigureRow] = &[
     row("DEX", "dex", ""),
     uncached("FG (not in the paper)", "fine", ""),
     row("Sherman", "sherman", ""),
@@ -312,15 +313,20 @@ const DESIGNS: &[Row] = &[
     row("CHIME (not in the paper)", "chime", ""),
 ];
 
-const fn over(statement: &'static str, panel: &'static str, row: &'static str, by: f64) -> Claim {
+const fn over(
+    statement: &'static str,
+    panel: &'static str,
+    row: &'static str,
+    by: f64,
+) -> PaperClaim {
     let value = ratio(Throughput, (panel, "DEX", 144.0), (panel, row, 144.0));
-    Claim::new(statement, value, Rule::Factor(by, RATIO))
+    PaperClaim::new(statement, value, ClaimRule::Factor(by, RATIO))
 }
 
 const BY_CPU: &str = "SMART is bound by processors and local locks (49% of its cycles in its FIFO), which \
                       virtual time does not charge";
 
-const F6: Figure = Figure {
+const F6: PaperFigure = PaperFigure {
     id: "6",
     title: "Figure 6: throughput, zipfian, a cache of 8%",
     words: "--distribution zipfian:0.99 --cache-each 8",
@@ -329,7 +335,7 @@ const F6: Figure = Figure {
     x: "threads",
     xs: THREADS,
     axes: LINEAR,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
         over("read-only: DEX over Sherman", "read-only", "Sherman", 3.6),
         over("read-only: over P-Sherman", "read-only", "P-Sherman", 2.5),
@@ -339,23 +345,23 @@ const F6: Figure = Figure {
         over("write-intensive: over P-Sherman", "write-intensive", "P-Sherman", 7.0),
         over("scan-intensive: over Sherman", "scan-intensive", "Sherman", 2.8),
         over("scan-intensive: over P-Sherman", "scan-intensive", "P-Sherman", 1.6),
-        Claim::unsaid(
+        PaperClaim::unsaid(
             "DEX over SMART: 9.6 × read-only, 8.2 × read-intensive, 7 × write-intensive, 56.3 × scans",
             BY_CPU,
         ),
-        Claim::unsaid(
+        PaperClaim::unsaid(
             "DEX over P-SMART: 7.1 × read-only, 5.3 × read-intensive, 4.4 × write-intensive, 48.4 × scans",
             BY_CPU,
         ),
-        Claim::new(
+        PaperClaim::new(
             "DEX scales: 144 threads over 36, read-only",
             ratio(Throughput, ("read-only", "DEX", 144.0), ("read-only", "DEX", 36.0)),
-            Rule::AtLeast(2.0),
+            ClaimRule::AtLeast(2.0),
         ),
     ],
 };
 
-const F7: Figure = Figure {
+const F7: PaperFigure = PaperFigure {
     id: "7",
     title: "Figure 7: throughput, uniform, a cache of 8%",
     words: "--distribution uniform --cache-each 8",
@@ -364,19 +370,19 @@ const F7: Figure = Figure {
     x: "threads",
     xs: THREADS,
     axes: LINEAR,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "read-only: DEX performs similarly to P-Sherman",
             ratio(Throughput, ("read-only", "DEX", 144.0), ("read-only", "P-Sherman", 144.0)),
-            Rule::Factor(1.0, RATIO),
+            ClaimRule::Factor(1.0, RATIO),
         ),
-        Claim::new(
+        PaperClaim::new(
             "read-only: DEX outperforms Sherman",
             ratio(Throughput, ("read-only", "DEX", 144.0), ("read-only", "Sherman", 144.0)),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         ),
-        Claim::unsaid("DEX outperforms SMART and P-SMART", BY_CPU),
+        PaperClaim::unsaid("DEX outperforms SMART and P-SMART", BY_CPU),
     ],
 };
 
@@ -386,7 +392,7 @@ const HIGHER: &str = "explained in part: the paper's tree of 200 M records is tw
 const LIMITED: &str =
     "\"limited\" has no figure in the paper, and the limit of twice the baseline is ours";
 
-const F8: Figure = Figure {
+const F8: PaperFigure = PaperFigure {
     id: "8",
     title: "Figure 8: each part of DEX, write-intensive, a cache of 1%",
     words: "--workload write-intensive",
@@ -402,53 +408,53 @@ const F8: Figure = Figure {
     x: "threads",
     xs: THREADS,
     axes: BY_MAGNITUDE,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "skewed, 2 threads: partitions over the baseline",
             ratio(Throughput, ("skewed", "+ partitions", 2.0), ("skewed", "baseline", 2.0)),
-            Rule::Factor(2.4, RATIO),
+            ClaimRule::Factor(2.4, RATIO),
         ),
-        Claim::new(
+        PaperClaim::new(
             // "With more threads … the speedup is limited": the paper gives no number.
             "skewed, 144 threads: partitions over the baseline (\"limited\")",
             ratio(Throughput, ("skewed", "+ partitions", 144.0), ("skewed", "baseline", 144.0)),
-            Rule::AtMost(2.0),
+            ClaimRule::AtMost(2.0),
         )
         .because(LIMITED),
-        Claim::new(
+        PaperClaim::new(
             "skewed: the cache over partitions, 144 threads",
             ratio(Throughput, ("skewed", "+ cache", 144.0), ("skewed", "+ partitions", 144.0)),
-            Rule::Factor(21.2, RATIO),
+            ClaimRule::Factor(21.2, RATIO),
         )
         .because(HIGHER),
-        Claim::new(
+        PaperClaim::new(
             "uniform: the cache over partitions, 144 threads",
             ratio(Throughput, ("uniform", "+ cache", 144.0), ("uniform", "+ partitions", 144.0)),
-            Rule::Factor(6.9, RATIO),
+            ClaimRule::Factor(6.9, RATIO),
         )
         .because(HIGHER),
-        Claim::new(
+        PaperClaim::new(
             "skewed: offloading over the cache alone, 144 threads",
             ratio(Throughput, ("skewed", "+ offloading", 144.0), ("skewed", "+ cache", 144.0)),
-            Rule::Factor(1.55, RATIO),
+            ClaimRule::Factor(1.55, RATIO),
         ),
-        Claim::new(
+        PaperClaim::new(
             "uniform: offloading over the cache alone, 144 threads",
             ratio(Throughput, ("uniform", "+ offloading", 144.0), ("uniform", "+ cache", 144.0)),
-            Rule::Factor(1.34, RATIO),
+            ClaimRule::Factor(1.34, RATIO),
         ),
     ],
 };
 
 /// One compute server of this machine, with the same share of its data cached.
-const fn real(threads: u16) -> At {
-    At { real: true, ..At::new(threads as f64, 1, threads, "") }
+const fn real(threads: u16) -> AxisPosition {
+    AxisPosition { real: true, ..AxisPosition::new(threads as f64, 1, threads, "") }
 }
 
-const ADMISSION: Rule = Rule::AtLeast(1.0);
+const ADMISSION: ClaimRule = ClaimRule::AtLeast(1.0);
 
-const F9: Figure = Figure {
+const F9: PaperFigure = PaperFigure {
     id: "9",
     title: "Figure 9: the design of the cache, read-intensive, zipfian, no offloading",
     words: "--workload read-intensive --distribution zipfian:0.99 --victims random",
@@ -460,30 +466,33 @@ const F9: Figure = Figure {
         row("instead: cold admission", "dex", "--cooling map --admission cold"),
     ],
     x: "threads",
-    xs: &[At::DEX, real(2), real(8)],
+    xs: &[AxisPosition::DEX, real(2), real(8)],
     axes: LINEAR,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::unsaid("the cooling map over one queue: 12 × with 64 MB, 10 × with 256 MB", QUEUE),
-        Claim::new(
+        PaperClaim::unsaid(
+            "the cooling map over one queue: 12 × with 64 MB, 10 × with 256 MB",
+            QUEUE,
+        ),
+        PaperClaim::new(
             "64 MB: lazy admission over the map alone (1.25 ×)",
             ratio(
                 Throughput,
                 f9("64 MB (2%)", "+ lazy admission"),
                 f9("64 MB (2%)", "+ cooling map"),
             ),
-            Rule::Factor(1.25, RATIO),
+            ClaimRule::Factor(1.25, RATIO),
         ),
-        Claim::new(
+        PaperClaim::new(
             "256 MB: lazy admission over the map alone (1.21 ×)",
             ratio(
                 Throughput,
                 f9("256 MB (8%)", "+ lazy admission"),
                 f9("256 MB (8%)", "+ cooling map"),
             ),
-            Rule::Factor(1.21, RATIO),
+            ClaimRule::Factor(1.21, RATIO),
         ),
-        Claim::new(
+        PaperClaim::new(
             "64 MB: lazy admission raises the hit ratio",
             ratio(
                 HitRatio,
@@ -492,7 +501,7 @@ const F9: Figure = Figure {
             ),
             ADMISSION,
         ),
-        Claim::new(
+        PaperClaim::new(
             "256 MB: lazy admission raises the hit ratio",
             ratio(
                 HitRatio,
@@ -504,11 +513,11 @@ const F9: Figure = Figure {
     ],
 };
 
-const fn f9(panel: &'static str, row: &'static str) -> Spot {
+const fn f9(panel: &'static str, row: &'static str) -> FigurePosition {
     (panel, row, 144.0)
 }
 
-const F10: Figure = Figure {
+const F10: PaperFigure = PaperFigure {
     id: "10",
     title: "Figure 10: a fourth compute server takes half of one's keys, write-intensive, zipfian",
     words: "--workload write-intensive --distribution zipfian:0.99 --own-keys --seconds 0.05 \
@@ -517,34 +526,37 @@ const F10: Figure = Figure {
     rows: &[row("DEX", "dex", "")],
     x: "cache of a compute server, % of the data",
     xs: &[
-        At::new(8.0, 3, 36, "--cache-each 8"),
-        At::new(16.0, 3, 36, "--cache-each 16"),
-        At::new(32.0, 3, 36, "--cache-each 32"),
+        AxisPosition::new(8.0, 3, 36, "--cache-each 8"),
+        AxisPosition::new(16.0, 3, 36, "--cache-each 16"),
+        AxisPosition::new(32.0, 3, 36, "--cache-each 32"),
     ],
     axes: DOUBLING,
-    shape: Shape::Lines(MoveSeconds),
+    shape: FigureShape::Lines(MoveSeconds),
     claims: &[
-        Claim::new("256 MB: done within 2 s", moved(8.0), Rule::AtMost(2.0)).from(Scale::Paper),
-        Claim::new("512 MB: done within 2 s", moved(16.0), Rule::AtMost(2.0)).from(Scale::Paper),
-        Claim::new("1024 MB: done within 2 s", moved(32.0), Rule::AtMost(2.0)).from(Scale::Paper),
-        Claim::new(
+        PaperClaim::new("256 MB: done within 2 s", moved(8.0), ClaimRule::AtMost(2.0))
+            .from(Scale::Paper),
+        PaperClaim::new("512 MB: done within 2 s", moved(16.0), ClaimRule::AtMost(2.0))
+            .from(Scale::Paper),
+        PaperClaim::new("1024 MB: done within 2 s", moved(32.0), ClaimRule::AtMost(2.0))
+            .from(Scale::Paper),
+        PaperClaim::new(
             "larger caches take longer: 1024 MB over 256 MB",
             ratio(MoveSeconds, ("repartitioning", "DEX", 32.0), ("repartitioning", "DEX", 8.0)),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         ),
     ],
 };
 
-const fn moved(x: f64) -> Value {
-    Value::Of(MoveSeconds, ("repartitioning", "DEX", x))
+const fn moved(x: f64) -> ClaimValue {
+    ClaimValue::Of(MoveSeconds, ("repartitioning", "DEX", x))
 }
 
 /// All threads, with these arguments.
-const fn all(x: f64, words: &'static str) -> At {
-    At { x, words, ..At::DEX }
+const fn all(x: f64, words: &'static str) -> AxisPosition {
+    AxisPosition { x, words, ..AxisPosition::DEX }
 }
 
-const F11A: Figure = Figure {
+const F11A: PaperFigure = PaperFigure {
     id: "11a",
     title: "Figure 11(a): cache size, read-intensive, zipfian",
     words: "--workload read-intensive --distribution zipfian:0.99",
@@ -557,26 +569,26 @@ const F11A: Figure = Figure {
     x: "cache of a compute server, % of the data",
     xs: CACHES,
     axes: DOUBLING,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "DEX rises with the cache: 64% over 1%",
             ratio(Throughput, ("read-intensive", "DEX", 64.0), ("read-intensive", "DEX", 1.0)),
-            Rule::AtLeast(1.5),
+            ClaimRule::AtLeast(1.5),
         ),
-        Claim::new(
+        PaperClaim::new(
             "Sherman does not: 64% over 1%",
             ratio(
                 Throughput,
                 ("read-intensive", "Sherman", 64.0),
                 ("read-intensive", "Sherman", 1.0),
             ),
-            Rule::AtMost(1.1),
+            ClaimRule::AtMost(1.1),
         ),
     ],
 };
 
-const CACHES: &[At] = &[
+const CACHES: &[AxisPosition] = &[
     all(1.0, "--cache-each 1"),
     all(2.0, "--cache-each 2"),
     all(4.0, "--cache-each 4"),
@@ -586,7 +598,7 @@ const CACHES: &[At] = &[
     all(64.0, "--cache-each 64"),
 ];
 
-const F11B: Figure = Figure {
+const F11B: PaperFigure = PaperFigure {
     id: "11b",
     title: "Figure 11(b): cache size, write-intensive, zipfian",
     words: "--workload write-intensive --distribution zipfian:0.99",
@@ -595,18 +607,18 @@ const F11B: Figure = Figure {
     x: "cache of a compute server, % of the data",
     xs: CACHES,
     axes: DOUBLING,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "DEX rises from 1% to 8%",
             ratio(Throughput, ("write-intensive", "DEX", 8.0), ("write-intensive", "DEX", 1.0)),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         ),
-        Claim::unsaid("larger caches than 8% lower throughput on two sockets", LOCKS),
+        PaperClaim::unsaid("larger caches than 8% lower throughput on two sockets", LOCKS),
     ],
 };
 
-const F12: Figure = Figure {
+const F12: PaperFigure = PaperFigure {
     id: "12",
     title: "Figure 12: offloading against the threads of each memory server, zipfian, a cache of 1%",
     words: "--distribution zipfian:0.99 --cache-each 1",
@@ -624,29 +636,29 @@ const F12: Figure = Figure {
         all(4.0, "--server-cores 4 --offload cost-aware"),
     ],
     axes: LINEAR,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "read-intensive: 56% fewer remote operations with 4 threads",
             ratio(Remote, ("read-intensive", "DEX", 4.0), ("read-intensive", "DEX", 0.0)),
-            Rule::Factor(0.44, RATIO),
+            ClaimRule::Factor(0.44, RATIO),
         )
         .because(UNOFFLOADED),
-        Claim::new(
+        PaperClaim::new(
             "write-intensive: 49% fewer",
             ratio(Remote, ("write-intensive", "DEX", 4.0), ("write-intensive", "DEX", 0.0)),
-            Rule::Factor(0.51, RATIO),
+            ClaimRule::Factor(0.51, RATIO),
         )
         .because(UNOFFLOADED),
-        Claim::new(
+        PaperClaim::new(
             "read-intensive: 40% more throughput with 4 threads",
             ratio(Throughput, ("read-intensive", "DEX", 4.0), ("read-intensive", "DEX", 0.0)),
-            Rule::Factor(1.40, RATIO),
+            ClaimRule::Factor(1.40, RATIO),
         ),
-        Claim::new(
+        PaperClaim::new(
             "write-intensive: 55% more",
             ratio(Throughput, ("write-intensive", "DEX", 4.0), ("write-intensive", "DEX", 0.0)),
-            Rule::Factor(1.55, RATIO),
+            ClaimRule::Factor(1.55, RATIO),
         ),
     ],
 };
@@ -655,7 +667,7 @@ const UNOFFLOADED: &str = "with a cache of 1% nearly all inner nodes of a smalle
                            leaf alone, which one READ fetches as cheaply as an RPC; 1% of 200 M records \
                            misses inner nodes too";
 
-const SECTIONS: Figure = Figure {
+const SECTIONS: PaperFigure = PaperFigure {
     id: "m4",
     title: "Not in the paper: threads that take turns at the one queue of Figures 4 and 9, 64 MB (2%)",
     words: "--workload read-intensive --distribution zipfian:0.99 --victims random --cache-each 2",
@@ -678,12 +690,12 @@ const SECTIONS: Figure = Figure {
         all(400.0, "--model cooling-queue=400"),
     ],
     axes: LINEAR,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[],
 };
 
 /// Where an index without cached leaves may be ahead: without popular keys, and with little memory.
-const CHIME: Figure = Figure {
+const CHIME: PaperFigure = PaperFigure {
     id: "chime",
     title: "Not in the paper: DEX against CHIME, read-only, by cache size",
     words: "--workload read-only",
@@ -692,11 +704,11 @@ const CHIME: Figure = Figure {
     x: "cache of a compute server, % of the data",
     xs: CACHES,
     axes: DOUBLING,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[],
 };
 
-const TRACE: Figure = Figure {
+const TRACE: PaperFigure = PaperFigure {
     id: "trace",
     title: "Not in the paper: the policies of the cache on a recorded trace",
     words: "--trace FILE --trace-start empty",
@@ -714,11 +726,11 @@ const TRACE: Figure = Figure {
     ],
     x: "cache, % of the data",
     xs: &[
-        At::new(8.0, 1, 1, "--cache-each 8"),
-        At::new(32.0, 1, 1, "--cache-each 32"),
-        At::new(50.0, 1, 1, "--cache-each 50"),
+        AxisPosition::new(8.0, 1, 1, "--cache-each 8"),
+        AxisPosition::new(32.0, 1, 1, "--cache-each 32"),
+        AxisPosition::new(50.0, 1, 1, "--cache-each 50"),
     ],
     axes: LINEAR,
-    shape: Shape::Lines(HitRatio),
+    shape: FigureShape::Lines(HitRatio),
     claims: &[],
 };

@@ -12,8 +12,8 @@
 
 use super::experiment::Metric::{PoolOverRaw, Throughput};
 use super::experiment::{
-    At, BYTES, Claim, DOUBLING, Figure, LINEAR, Panel, Paper, RATIO, Row, Rule, Scale, Shape, Size,
-    Spot, Value,
+    AxisPosition, BYTES, ClaimRule, ClaimValue, DOUBLING, FigurePosition, FigureRow, FigureShape,
+    LINEAR, Panel, Paper, PaperClaim, PaperFigure, RATIO, Scale, Size,
 };
 
 /// The rows to reproduce from the dLSM paper.
@@ -43,32 +43,32 @@ macro_rules! tree {
     };
 }
 
-const fn dlsm(name: &'static str, words: &'static str) -> Row {
-    Row { name, design: "dlsm", words, caches: false }
+const fn dlsm(name: &'static str, words: &'static str) -> FigureRow {
+    FigureRow { name, design: "dlsm", words, caches: false }
 }
 
-const OURS: Row = dlsm("dLSM", tree!("merges=memory"));
-const PUBLISHED: Row = dlsm("dLSM, the paper's index", tree!("merges=memory,index=full"));
-const ROCKS_8K: Row =
+const OURS: FigureRow = dlsm("dLSM", tree!("merges=memory"));
+const PUBLISHED: FigureRow = dlsm("dLSM, the paper's index", tree!("merges=memory,index=full"));
+const ROCKS_8K: FigureRow =
     dlsm("RocksDB-RDMA 8 KB (stand-in)", tree!("merges=compute,index=blocks:8Ki,write-queue"));
-const ROCKS_2K: Row =
+const ROCKS_2K: FigureRow =
     dlsm("RocksDB-RDMA 2 KB (stand-in)", tree!("merges=compute,index=blocks:2Ki,write-queue"));
-const MEMORY_ROCKS: Row =
+const MEMORY_ROCKS: FigureRow =
     dlsm("Memory-RocksDB-RDMA (stand-in)", tree!("merges=compute,index=blocks:1,write-queue"));
 /// Its cache holds all inner nodes, as in the paper.
-const SHERMAN: Row =
-    Row { name: "Sherman", design: "sherman", words: "--cache-percent 10", caches: true };
+const SHERMAN: FigureRow =
+    FigureRow { name: "Sherman", design: "sherman", words: "--cache-percent 10", caches: true };
 /// What dLSM has on its compute server: 17 MemTables of a 656th of the data each, and indexes of
 /// 2.8 bytes a record.
-const DEX: Row = Row {
+const DEX: FigureRow = FigureRow {
     name: "DEX, compute memory of dLSM",
     design: "dex",
     words: "--cache-percent 3.3",
     caches: true,
 };
 
-const TREES: &[Row] = &[OURS, PUBLISHED, ROCKS_8K, ROCKS_2K, MEMORY_ROCKS];
-const ALL: &[Row] = &[OURS, PUBLISHED, ROCKS_8K, ROCKS_2K, MEMORY_ROCKS, SHERMAN, DEX];
+const TREES: &[FigureRow] = &[OURS, PUBLISHED, ROCKS_8K, ROCKS_2K, MEMORY_ROCKS];
+const ALL: &[FigureRow] = &[OURS, PUBLISHED, ROCKS_8K, ROCKS_2K, MEMORY_ROCKS, SHERMAN, DEX];
 
 const fn panel(name: &'static str, words: &'static str) -> Panel {
     Panel { name, words, skewed: false, each: None }
@@ -80,27 +80,27 @@ const FILL: &[Panel] = &[panel(WRITES, "--workload fill-random")];
 const READ: &[Panel] = &[panel(READS, "--workload read-only --load random")];
 const BOTH: &[Panel] = &[FILL[0], READ[0]];
 
-const THREADS: &[At] = &[
-    At::new(1.0, 1, 1, ""),
-    At::new(2.0, 1, 2, ""),
-    At::new(4.0, 1, 4, ""),
-    At::new(8.0, 1, 8, ""),
+const THREADS: &[AxisPosition] = &[
+    AxisPosition::new(1.0, 1, 1, ""),
+    AxisPosition::new(2.0, 1, 2, ""),
+    AxisPosition::new(4.0, 1, 4, ""),
+    AxisPosition::new(8.0, 1, 8, ""),
     SIXTEEN,
 ];
-const SIXTEEN: At = At::new(16.0, 1, 16, "");
+const SIXTEEN: AxisPosition = AxisPosition::new(16.0, 1, 16, "");
 
-const fn ratio(over: Spot, under: Spot) -> Value {
-    Value::Ratio(Throughput, over, under)
+const fn ratio(over: FigurePosition, under: FigurePosition) -> ClaimValue {
+    ClaimValue::Ratio(Throughput, over, under)
 }
 
 /// Over all numbers of threads.
-const fn least(panel: &'static str, rows: [&'static str; 2]) -> Value {
-    Value::Least { metric: Throughput, panel, rows, from: 1.0, to: 16.0 }
+const fn least(panel: &'static str, rows: [&'static str; 2]) -> ClaimValue {
+    ClaimValue::Least { metric: Throughput, panel, rows, from: 1.0, to: 16.0 }
 }
 
 /// dLSM is above another row with each number of threads.
-const fn above(statement: &'static str, panel: &'static str, row: &'static str) -> Claim {
-    Claim::new(statement, least(panel, [OURS.name, row]), Rule::AtLeast(1.0))
+const fn above(statement: &'static str, panel: &'static str, row: &'static str) -> PaperClaim {
+    PaperClaim::new(statement, least(panel, [OURS.name, row]), ClaimRule::AtLeast(1.0))
 }
 
 /// A row that is slightly below another one may be almost as far below again, but not above it.
@@ -108,12 +108,12 @@ const SLIGHTLY: f64 = 0.11;
 
 const LEVEL_0: &str =
     "a merge of level 0 waits for the one before, although its parts run beside one another";
-const NOVA: Claim = Claim::unsaid(
+const NOVA: PaperClaim = PaperClaim::unsaid(
     "dLSM is above Nova-LSM",
     "no stand-in: it would need 64 shards and reads by RPC",
 );
 
-const F7A: Figure = Figure {
+const F7A: PaperFigure = PaperFigure {
     id: "7a",
     title: "Figure 7a: random writes into an empty index; writers wait at 36 tables in level 0",
     words: words!("--memory-servers 1 --server-cores 12"),
@@ -122,28 +122,28 @@ const F7A: Figure = Figure {
     x: "threads",
     xs: THREADS,
     axes: DOUBLING,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
         above("above RocksDB-RDMA 8 KB with each number of threads", WRITES, ROCKS_8K.name),
         above("above RocksDB-RDMA 2 KB with each number of threads", WRITES, ROCKS_2K.name),
         above("above Memory-RocksDB-RDMA with each number of threads", WRITES, MEMORY_ROCKS.name),
-        Claim::new(
+        PaperClaim::new(
             "at least 1.8 × Sherman",
             least(WRITES, [OURS.name, SHERMAN.name]),
-            Rule::AtLeast(1.8),
+            ClaimRule::AtLeast(1.8),
         )
         .because(LEVEL_0),
-        Claim::new(
+        PaperClaim::new(
             "16 threads over one: 2.64 M/s over 1.01 M/s",
             ratio((WRITES, OURS.name, 16.0), (WRITES, OURS.name, 1.0)),
-            Rule::Factor(2.6, RATIO),
+            ClaimRule::Factor(2.6, RATIO),
         )
         .because(LEVEL_0),
         NOVA,
     ],
 };
 
-const F7B: Figure = Figure {
+const F7B: PaperFigure = PaperFigure {
     id: "7b",
     title: "Figure 7b: random writes into an empty index; level 0 does not make writers wait",
     words: words!("--memory-servers 1 --server-cores 12 --lsm level0-stop=1000"),
@@ -152,15 +152,15 @@ const F7B: Figure = Figure {
     x: "threads",
     xs: THREADS,
     axes: DOUBLING,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
         above("above RocksDB-RDMA 8 KB with each number of threads", WRITES, ROCKS_8K.name),
         above("above RocksDB-RDMA 2 KB with each number of threads", WRITES, ROCKS_2K.name),
         above("above Memory-RocksDB-RDMA with each number of threads", WRITES, MEMORY_ROCKS.name),
-        Claim::new(
+        PaperClaim::new(
             "16 threads over one: 5.59 M/s over 1.01 M/s",
             ratio((WRITES, OURS.name, 16.0), (WRITES, OURS.name, 1.0)),
-            Rule::Factor(5.5, RATIO),
+            ClaimRule::Factor(5.5, RATIO),
         )
         .because("one flush runs at a time, where the paper has four threads"),
         NOVA,
@@ -172,7 +172,7 @@ const WHOLE_LEAF: &str =
 
 const CHUNKS: &str = "memory servers count chunks, also those that merges have emptied and that later tables use again";
 
-const F8: Figure = Figure {
+const F8: PaperFigure = PaperFigure {
     id: "8",
     title: "Figure 8: random reads after a random fill, settled",
     words: words!("--memory-servers 1 --server-cores 12"),
@@ -181,7 +181,7 @@ const F8: Figure = Figure {
     x: "threads",
     xs: THREADS,
     axes: DOUBLING,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
         above("above RocksDB-RDMA 8 KB with each number of threads", READS, ROCKS_8K.name),
         above("above RocksDB-RDMA 2 KB with each number of threads", READS, ROCKS_2K.name)
@@ -190,16 +190,20 @@ const F8: Figure = Figure {
             .because(
                 "with one thread 0.92 to 0.99 with five seeds, at as many READs; why is unknown",
             ),
-        Claim::new(
+        PaperClaim::new(
             "16 threads: up to 12.5% below Sherman",
             ratio((READS, OURS.name, 16.0), (READS, SHERMAN.name, 16.0)),
-            Rule::Within(0.875, SLIGHTLY),
+            ClaimRule::Within(0.875, SLIGHTLY),
         )
         .because(WHOLE_LEAF),
-        Claim::new(
+        PaperClaim::new(
             "the paper's index: dLSM takes less of the pool than Sherman, 59 GB against 68",
-            Value::Ratio(PoolOverRaw, (READS, PUBLISHED.name, 16.0), (READS, SHERMAN.name, 16.0)),
-            Rule::Within(0.868, BYTES),
+            ClaimValue::Ratio(
+                PoolOverRaw,
+                (READS, PUBLISHED.name, 16.0),
+                (READS, SHERMAN.name, 16.0),
+            ),
+            ClaimRule::Within(0.868, BYTES),
         )
         .because(CHUNKS),
         NOVA,
@@ -207,8 +211,8 @@ const F8: Figure = Figure {
 };
 
 /// So many records, in tables of the same size.
-const fn records(times: f64, words: &'static str) -> At {
-    At { x: times, keys: times, ..At::new(times, 1, 16, words) }
+const fn records(times: f64, words: &'static str) -> AxisPosition {
+    AxisPosition { x: times, keys: times, ..AxisPosition::new(times, 1, 16, words) }
 }
 
 macro_rules! sized {
@@ -217,7 +221,7 @@ macro_rules! sized {
     };
 }
 
-const F9: Figure = Figure {
+const F9: PaperFigure = PaperFigure {
     id: "9",
     title: "Figure 9: more data, 16 threads",
     words: words!("--memory-servers 1 --server-cores 12"),
@@ -236,50 +240,54 @@ const F9: Figure = Figure {
         records(1.0, "--lsm tables=656"),
     ],
     axes: DOUBLING,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "writes fall with the data: all of it over a quarter",
             ratio((WRITES, OURS.name, 1.0), (WRITES, OURS.name, 0.25)),
-            Rule::AtMost(1.0),
+            ClaimRule::AtMost(1.0),
         ),
-        Claim::new(
+        PaperClaim::new(
             "reads fall with the data: all of it over a quarter",
             ratio((READS, OURS.name, 1.0), (READS, OURS.name, 0.25)),
-            Rule::AtMost(1.0),
+            ClaimRule::AtMost(1.0),
         )
         .because(
             "a lookup READs one record, however many levels there are: filters are in local memory",
         ),
-        Claim::new(
+        PaperClaim::new(
             "the paper's index: 59 GB of 42 GB of records",
-            Value::Of(PoolOverRaw, (READS, PUBLISHED.name, 1.0)),
-            Rule::Within(1.4, BYTES),
+            ClaimValue::Of(PoolOverRaw, (READS, PUBLISHED.name, 1.0)),
+            ClaimRule::Within(1.4, BYTES),
         )
         .because(CHUNKS),
-        Claim::new(
+        PaperClaim::new(
             "the compact index (ours): at most 1.17 × the records",
-            Value::Of(PoolOverRaw, (READS, OURS.name, 1.0)),
-            Rule::AtMost(1.17),
+            ClaimValue::Of(PoolOverRaw, (READS, OURS.name, 1.0)),
+            ClaimRule::AtMost(1.17),
         )
         .because(CHUNKS),
-        Claim::new(
+        PaperClaim::new(
             "the paper's index takes more than blocks of 8 KB: 59 GB over 39",
-            Value::Ratio(PoolOverRaw, (READS, PUBLISHED.name, 1.0), (READS, ROCKS_8K.name, 1.0)),
-            Rule::Within(1.51, BYTES),
+            ClaimValue::Ratio(
+                PoolOverRaw,
+                (READS, PUBLISHED.name, 1.0),
+                (READS, ROCKS_8K.name, 1.0),
+            ),
+            ClaimRule::Within(1.51, BYTES),
         )
         .because(CHUNKS),
     ],
 };
 
-const fn mix(percent: f64, words: &'static str) -> At {
-    At::new(percent, 1, 16, words)
+const fn mix(percent: f64, words: &'static str) -> AxisPosition {
+    AxisPosition::new(percent, 1, 16, words)
 }
 
-const SHARDS_8: Row = dlsm("dLSM, 8 shards", tree!("merges=memory --shards 8"));
+const SHARDS_8: FigureRow = dlsm("dLSM, 8 shards", tree!("merges=memory --shards 8"));
 const MIXED: &str = "mixed";
 
-const F10: Figure = Figure {
+const F10: PaperFigure = PaperFigure {
     id: "10",
     title: "Figure 10: reads among writes, 16 threads",
     words: words!("--memory-servers 1 --server-cores 12 --load random"),
@@ -294,59 +302,59 @@ const F10: Figure = Figure {
         mix(100.0, "--workload random-read-random-write:100"),
     ],
     axes: LINEAR,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
         mixed("above RocksDB-RDMA 8 KB with each mix", ROCKS_8K.name),
         mixed("above RocksDB-RDMA 2 KB with each mix", ROCKS_2K.name),
         mixed("above Memory-RocksDB-RDMA with each mix", MEMORY_ROCKS.name),
-        Claim::new(
+        PaperClaim::new(
             "95% reads: slightly below Sherman",
             ratio((MIXED, OURS.name, 95.0), (MIXED, SHERMAN.name, 95.0)),
-            Rule::Within(0.9, SLIGHTLY),
+            ClaimRule::Within(0.9, SLIGHTLY),
         )
         .because(WHOLE_LEAF),
-        Claim::new(
+        PaperClaim::new(
             "50% reads: 8 shards over one",
             ratio((MIXED, SHARDS_8.name, 50.0), (MIXED, OURS.name, 50.0)),
-            Rule::AtLeast(1.4),
+            ClaimRule::AtLeast(1.4),
         )
         .because("merges of one tree run beside one another here; one at a time (`workers=1`), it is 2.3"),
         NOVA,
     ],
 };
 
-const fn mixed(statement: &'static str, row: &'static str) -> Claim {
+const fn mixed(statement: &'static str, row: &'static str) -> PaperClaim {
     let rows = [OURS.name, row];
-    let value = Value::Least { metric: Throughput, panel: MIXED, rows, from: 0.0, to: 100.0 };
-    Claim::new(statement, value, Rule::AtLeast(1.0))
+    let value = ClaimValue::Least { metric: Throughput, panel: MIXED, rows, from: 0.0, to: 100.0 };
+    PaperClaim::new(statement, value, ClaimRule::AtLeast(1.0))
 }
 
 const SCAN: &str = "full scan";
 const SCANS: &str = "the stand-ins READ runs of blocks as long as dLSM's runs of records, and pay one visit of a node for each block";
 
-const fn scan(statement: &'static str, row: &'static str, by: f64) -> Claim {
+const fn scan(statement: &'static str, row: &'static str, by: f64) -> PaperClaim {
     let value = ratio((SCAN, OURS.name, 1.0), (SCAN, row, 1.0));
-    Claim::new(statement, value, Rule::AtLeast(by)).because(SCANS)
+    PaperClaim::new(statement, value, ClaimRule::AtLeast(by)).because(SCANS)
 }
 
-const F11: Figure = Figure {
+const F11: PaperFigure = PaperFigure {
     id: "11",
     title: "Figure 11: scans of all records after a random fill, one thread",
     words: words!("--memory-servers 1 --server-cores 12 --load random"),
     panels: &[Panel { each: Some(1), ..panel(SCAN, "--workload full-scan") }],
     rows: ALL,
     x: "threads",
-    xs: &[At::new(1.0, 1, 1, "")],
+    xs: &[AxisPosition::new(1.0, 1, 1, "")],
     axes: LINEAR,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
         scan("at least 1.3 × blocks of 8 KB", ROCKS_8K.name, 1.3),
         scan("at least 1.5 × blocks of 2 KB", ROCKS_2K.name, 1.5),
         scan("at least 2.5 × blocks of one record", MEMORY_ROCKS.name, 2.5),
-        Claim::new(
+        PaperClaim::new(
             "1.8 × Sherman",
             ratio((SCAN, OURS.name, 1.0), (SCAN, SHERMAN.name, 1.0)),
-            Rule::Factor(1.8, RATIO),
+            ClaimRule::Factor(1.8, RATIO),
         )
         .because("a scan of dLSM READs the least, but merges its sources, a step for each record; a tree pays a visit for a leaf of three"),
     ],
@@ -355,7 +363,7 @@ const F11: Figure = Figure {
 const NEAR: &str = "near the data, 12 cores";
 const FAR: &str = "on the compute server";
 
-const F12: Figure = Figure {
+const F12: PaperFigure = PaperFigure {
     id: "12",
     title: "Figure 12: merges near the data, random writes into an empty index",
     words: words!("--memory-servers 1"),
@@ -368,28 +376,28 @@ const F12: Figure = Figure {
         dlsm(FAR, tree!("merges=compute --server-cores 12")),
     ],
     x: "writers",
-    xs: &[At::new(1.0, 1, 1, ""), At::new(4.0, 1, 4, ""), SIXTEEN],
+    xs: &[AxisPosition::new(1.0, 1, 1, ""), AxisPosition::new(4.0, 1, 4, ""), SIXTEEN],
     axes: DOUBLING,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "16 writers: near the data over the compute server",
             ratio((WRITES, NEAR, 16.0), (WRITES, FAR, 16.0)),
-            Rule::AtLeast(1.4),
+            ClaimRule::AtLeast(1.4),
         )
         .because(LEVEL_0),
-        Claim::new(
+        PaperClaim::new(
             "one writer: no gain",
             ratio((WRITES, NEAR, 1.0), (WRITES, FAR, 1.0)),
-            Rule::Within(1.0, SLIGHTLY),
+            ClaimRule::Within(1.0, SLIGHTLY),
         )
         .because(
             "one writer is faster than merges on the compute server, also with 12 threads for them",
         ),
-        Claim::new(
+        PaperClaim::new(
             "throughput rises with the memory server's cores: 12 over one, 16 writers",
             ratio((WRITES, NEAR, 16.0), (WRITES, "near the data, 1 core", 16.0)),
-            Rule::AtLeast(1.1),
+            ClaimRule::AtLeast(1.1),
         )
         .because(LEVEL_0),
     ],
@@ -397,7 +405,7 @@ const F12: Figure = Figure {
 
 const BLOCKS: &str = "dLSM, blocks of 8 KB";
 
-const F13: Figure = Figure {
+const F13: PaperFigure = PaperFigure {
     id: "13",
     title: "Figure 13: tables of records and tables of blocks, 16 threads",
     words: words!("--memory-servers 1 --server-cores 12"),
@@ -406,27 +414,27 @@ const F13: Figure = Figure {
     x: "threads",
     xs: &[SIXTEEN],
     axes: LINEAR,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "reads: records over blocks",
             ratio((READS, PUBLISHED.name, 16.0), (READS, BLOCKS, 16.0)),
-            Rule::AtLeast(1.3),
+            ClaimRule::AtLeast(1.3),
         ),
-        Claim::new(
+        PaperClaim::new(
             "writes are somewhat better",
             ratio((WRITES, PUBLISHED.name, 16.0), (WRITES, BLOCKS, 16.0)),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         )
         .because("blocks are not copied once more here, and their indexes are smaller"),
     ],
 };
 
-const fn memory_servers(servers: f64, words: &'static str) -> At {
-    At::new(servers, 1, 16, words)
+const fn memory_servers(servers: f64, words: &'static str) -> AxisPosition {
+    AxisPosition::new(servers, 1, 16, words)
 }
 
-const F14: Figure = Figure {
+const F14: PaperFigure = PaperFigure {
     id: "14",
     title: "Figure 14: more memory servers, or more compute servers; here the same data on more memory servers",
     words: words!("--server-cores 12"),
@@ -439,32 +447,33 @@ const F14: Figure = Figure {
         memory_servers(16.0, "--memory-servers 16"),
     ],
     axes: DOUBLING,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "writes on 16 memory servers are faster than on one",
             ratio((WRITES, SHARDS_8.name, 16.0), (WRITES, SHARDS_8.name, 1.0)),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         ),
-        Claim::new(
+        PaperClaim::new(
             "reads on 16 memory servers are faster than on one",
             ratio((READS, SHARDS_8.name, 16.0), (READS, SHARDS_8.name, 1.0)),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         ),
-        Claim::unsaid(
+        PaperClaim::unsaid(
             "writes scale better with compute servers than reads",
             "the MemTables of 8 compute servers with 8 shards each would hold all the data",
         ),
     ],
 };
 
-const fn nodes(servers: u16, words: &'static str) -> At {
-    At { keys: servers as f64, ..At::new(servers as f64, servers, 16, words) }
+const fn nodes(servers: u16, words: &'static str) -> AxisPosition {
+    AxisPosition { keys: servers as f64, ..AxisPosition::new(servers as f64, servers, 16, words) }
 }
 
-const ON_ALL: Row = dlsm("dLSM, 8 shards a compute server", sized!("merges=memory --shards 8"));
+const ON_ALL: FigureRow =
+    dlsm("dLSM, 8 shards a compute server", sized!("merges=memory --shards 8"));
 
-const F15: Figure = Figure {
+const F15: PaperFigure = PaperFigure {
     id: "15",
     title: "Figure 15: as many compute servers as memory servers, and the scale's data for each",
     words: words!("--server-cores 12"),
@@ -478,14 +487,14 @@ const F15: Figure = Figure {
         nodes(8, "--memory-servers 8 --lsm tables=5248"),
     ],
     axes: DOUBLING,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
         scales("writes: 8 servers of each kind over one", WRITES),
         scales("reads: 8 servers of each kind over one", READS),
     ],
 };
 
-const fn scales(statement: &'static str, panel: &'static str) -> Claim {
+const fn scales(statement: &'static str, panel: &'static str) -> PaperClaim {
     let value = ratio((panel, ON_ALL.name, 8.0), (panel, ON_ALL.name, 1.0));
-    Claim::new(statement, value, Rule::AtLeast(6.0))
+    PaperClaim::new(statement, value, ClaimRule::AtLeast(6.0))
 }

@@ -48,33 +48,33 @@ pub(super) struct Paper {
     pub(super) name: &'static str,
     pub(super) citation: &'static str,
     pub(super) sizes: &'static [Size],
-    pub(super) figures: &'static [Figure],
+    pub(super) figures: &'static [PaperFigure],
 }
 
 /// One figure or table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Figure {
+pub(super) struct PaperFigure {
     /// The paper's number: `8`, `11a`, or `t2` for a table.
     pub(super) id: &'static str,
     pub(super) title: &'static str,
     /// Arguments of all points.
     pub(super) words: &'static str,
     pub(super) panels: &'static [Panel],
-    pub(super) rows: &'static [Row],
+    pub(super) rows: &'static [FigureRow],
     /// Label of the x axis.
     pub(super) x: &'static str,
-    pub(super) xs: &'static [At],
+    pub(super) xs: &'static [AxisPosition],
     pub(super) axes: Axes,
-    pub(super) shape: Shape,
-    pub(super) claims: &'static [Claim],
+    pub(super) shape: FigureShape,
+    pub(super) claims: &'static [PaperClaim],
 }
 
-impl Figure {
+impl PaperFigure {
     /// The metric that a plot shows.
     pub(super) fn metric(&self) -> Metric {
         match self.shape {
-            Shape::Lines(metric) => metric,
-            Shape::Closed(_) | Shape::Statements => Metric::Throughput,
+            FigureShape::Lines(metric) => metric,
+            FigureShape::Closed(_) | FigureShape::Statements => Metric::Throughput,
         }
     }
 
@@ -82,9 +82,9 @@ impl Figure {
     pub(super) const fn statements(
         id: &'static str,
         title: &'static str,
-        claims: &'static [Claim],
+        claims: &'static [PaperClaim],
     ) -> Self {
-        let shape = Shape::Statements;
+        let shape = FigureShape::Statements;
         Self {
             id,
             title,
@@ -105,7 +105,7 @@ impl Figure {
 pub(super) struct Panel {
     pub(super) name: &'static str,
     pub(super) words: &'static str,
-    /// Whether records are placed as in [`At::skewed`], instead of evenly.
+    /// Whether records are placed as in [`AxisPosition::skewed`], instead of evenly.
     pub(super) skewed: bool,
     /// Operations of each client, if the scale does not define them.
     pub(super) each: Option<u64>,
@@ -113,7 +113,7 @@ pub(super) struct Panel {
 
 /// A curve, or a row of a table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row {
+pub(super) struct FigureRow {
     pub(super) name: &'static str,
     /// The design. If this version does not have it, it is listed as missing.
     pub(super) design: &'static str,
@@ -124,7 +124,7 @@ pub(super) struct Row {
 
 /// A position on the x axis.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct At {
+pub(super) struct AxisPosition {
     pub(super) x: f64,
     pub(super) compute_servers: u16,
     /// Threads of each compute server.
@@ -138,7 +138,7 @@ pub(super) struct At {
     pub(super) real: bool,
 }
 
-impl At {
+impl AxisPosition {
     /// All threads of the setup in DEX §8.1.
     pub(super) const DEX: Self = Self::new(144.0, 4, 36, "");
 
@@ -166,7 +166,7 @@ pub(super) const BY_MAGNITUDE: Axes = Axes { y: Axis::Log(10.0), ..LINEAR };
 
 /// How a figure is shown.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Shape {
+pub(super) enum FigureShape {
     /// This metric, with one curve per row if there are several positions.
     Lines(Metric),
     /// Computed without a run.
@@ -253,15 +253,15 @@ impl Metric {
 }
 
 /// A position in a figure: panel, row, x.
-pub(super) type Spot = (&'static str, &'static str, f64);
+pub(super) type FigurePosition = (&'static str, &'static str, f64);
 
 /// What a claim compares.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Value {
+pub(super) enum ClaimValue {
     /// A metric of one point.
-    Of(Metric, Spot),
+    Of(Metric, FigurePosition),
     /// A metric of the first point divided by that of the second.
-    Ratio(Metric, Spot, Spot),
+    Ratio(Metric, FigurePosition, FigurePosition),
     /// In one panel, the smallest ratio of the first row to the second over these positions.
     Least { metric: Metric, panel: &'static str, rows: [&'static str; 2], from: f64, to: f64 },
     /// Computed without a run.
@@ -272,7 +272,7 @@ pub(super) enum Value {
 
 /// The rule that the value must satisfy.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Rule {
+pub(super) enum ClaimRule {
     /// The paper's figure, and the fraction of it by which the value may differ. With zero, the
     /// value must be less than one in a thousand operations.
     Within(f64, f64),
@@ -293,18 +293,18 @@ pub(super) const RATIO: f64 = 1.5;
 
 /// A statement of the paper.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Claim {
+pub(super) struct PaperClaim {
     pub(super) statement: &'static str,
-    pub(super) value: Value,
-    pub(super) rule: Rule,
+    pub(super) value: ClaimValue,
+    pub(super) rule: ClaimRule,
     /// The smallest scale at which the statement can be checked.
     pub(super) least: Scale,
     /// Why the value differs, or cannot be shown.
     pub(super) because: &'static str,
 }
 
-impl Claim {
-    pub(super) const fn new(statement: &'static str, value: Value, rule: Rule) -> Self {
+impl PaperClaim {
+    pub(super) const fn new(statement: &'static str, value: ClaimValue, rule: ClaimRule) -> Self {
         Self { statement, value, rule, least: Scale::Small, because: "" }
     }
 
@@ -318,6 +318,6 @@ impl Claim {
 
     /// A statement that this program cannot test.
     pub(super) const fn unsaid(statement: &'static str, because: &'static str) -> Self {
-        Self { because, ..Self::new(statement, Value::Unsaid, Rule::AtLeast(0.0)) }
+        Self { because, ..Self::new(statement, ClaimValue::Unsaid, ClaimRule::AtLeast(0.0)) }
     }
 }

@@ -22,12 +22,12 @@ mod runner;
 mod trees;
 
 use anyhow::Context;
-use claims::{Judged, Verdict, judge};
+use claims::{ClaimVerdict, JudgedClaim, judge};
 use clap::{Args, ValueEnum};
-use experiment::{Figure, Paper, Scale, Size};
+use experiment::{Paper, PaperFigure, Scale, Size};
 use farleaf_command_line::units;
 use farleaf_command_line::usage;
-use points::{Measured, Selection};
+use points::{MeasuredPoint, Selection};
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -56,17 +56,17 @@ enum PaperName {
                         Exit codes: 0 success, 1 failure or, with --strict, a statement that differs, 2 invalid \
                         command line."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct ReproduceArguments {
     /// Reproduce this paper [default: all]
     #[arg(value_enum)]
     paper: Option<PaperName>,
     #[command(flatten)]
-    options: Options,
+    options: ExperimentOptions,
 }
 
 /// Options of a run of any experiment.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(crate) struct ExperimentOptions {
     /// Make only these figures, such as `8` or `11a`, and `t2` for a table
     #[arg(long, value_name = "ID,…", value_delimiter = ',')]
     figure: Vec<String>,
@@ -109,16 +109,16 @@ pub(crate) struct Options {
     out: PathBuf,
 }
 
-impl Options {
+impl ExperimentOptions {
     /// `reproduce trees` with these options.
-    pub(crate) fn figures(self) -> Arguments {
-        Arguments { paper: Some(PaperName::Trees), options: self }
+    pub(crate) fn figures(self) -> ReproduceArguments {
+        ReproduceArguments { paper: Some(PaperName::Trees), options: self }
     }
 }
 
 /// The design that an ablation takes apart.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Part {
+enum AblatedDesign {
     /// Partitions, caches and offloading of DEX
     Dex,
     /// Tables, indexes and the place of merges of dLSM
@@ -130,39 +130,39 @@ enum Part {
 pub(crate) struct Ablation {
     /// Take this design apart
     #[arg(long, value_enum, default_value = "dex")]
-    part: Part,
+    part: AblatedDesign,
     #[command(flatten)]
-    options: Options,
+    options: ExperimentOptions,
 }
 
 impl Ablation {
     /// `reproduce` of the part's paper, limited to these figures if the options name none.
-    pub(crate) fn figures(self) -> Arguments {
+    pub(crate) fn figures(self) -> ReproduceArguments {
         let Self { part, mut options } = self;
         let (paper, figures): (_, &[&str]) = match part {
-            Part::Dex => (PaperName::Dex, &["8", "9", "12", "trace"]),
-            Part::Lsm => (PaperName::Dlsm, &["11", "12", "13"]),
+            AblatedDesign::Dex => (PaperName::Dex, &["8", "9", "12", "trace"]),
+            AblatedDesign::Lsm => (PaperName::Dlsm, &["11", "12", "13"]),
         };
         if options.figure.is_empty() {
             options.figure = figures.iter().map(|id| (*id).to_owned()).collect();
         }
-        Arguments { paper: Some(paper), options }
+        ReproduceArguments { paper: Some(paper), options }
     }
 }
 
 /// A figure with its points and judged claims.
 #[derive(Debug)]
-struct Outcome {
+struct FigureOutcome {
     paper: &'static Paper,
-    figure: &'static Figure,
-    points: Vec<Measured>,
+    figure: &'static PaperFigure,
+    points: Vec<MeasuredPoint>,
     /// Why points were left out.
     skipped: Vec<String>,
-    judged: Vec<Judged>,
+    judged: Vec<JudgedClaim>,
 }
 
 /// Runs the experiments; `false` if a statement differs and the options are strict.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
+pub(crate) fn run(arguments: &ReproduceArguments) -> anyhow::Result<bool> {
     let selected = selected(arguments)?;
     let arguments = &arguments.options;
     check_designs(arguments, &selected)?;
@@ -192,7 +192,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
             real_threads: arguments.real_threads,
         };
         let (points, skipped) = points::points(figure, &selection);
-        outcomes.push(Outcome { paper, figure, points, skipped, judged: Vec::new() });
+        outcomes.push(FigureOutcome { paper, figure, points, skipped, judged: Vec::new() });
     }
     let there = outcomes.iter().flat_map(|outcome| &outcome.points).filter(|p| !p.is_missing);
     let lines: BTreeSet<String> = there.flat_map(|point| point.lines.clone()).collect();
@@ -206,12 +206,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     report::write(&outcomes, arguments)?;
     writeln!(std::io::stdout().lock(), "{}", report::summary(&outcomes))?;
-    let differs = outcomes.iter().flat_map(|o| &o.judged).any(|j| j.verdict == Verdict::Differs);
+    let differs =
+        outcomes.iter().flat_map(|o| &o.judged).any(|j| j.verdict == ClaimVerdict::Differs);
     Ok(!(arguments.strict && differs))
 }
 
 /// The figures that the options select.
-fn selected(arguments: &Arguments) -> anyhow::Result<Vec<(&'static Paper, &'static Figure)>> {
+fn selected(
+    arguments: &ReproduceArguments,
+) -> anyhow::Result<Vec<(&'static Paper, &'static PaperFigure)>> {
     let papers: Vec<&'static Paper> = match arguments.paper {
         Some(name) => vec![PAPERS[name as usize]],
         None => PAPERS.to_vec(),
@@ -226,7 +229,7 @@ fn selected(arguments: &Arguments) -> anyhow::Result<Vec<(&'static Paper, &'stat
         let ids: Vec<&str> = all.iter().map(|(_, figure)| figure.id).collect();
         return usage(format!("there is no figure `{unknown}`: there are {}", ids.join(", ")));
     }
-    let asked = |(_, figure): &(_, &Figure)| {
+    let asked = |(_, figure): &(_, &PaperFigure)| {
         arguments.options.figure.is_empty()
             || arguments.options.figure.iter().any(|id| id == figure.id)
     };
@@ -234,8 +237,8 @@ fn selected(arguments: &Arguments) -> anyhow::Result<Vec<(&'static Paper, &'stat
 }
 
 fn check_designs(
-    arguments: &Options,
-    selected: &[(&'static Paper, &'static Figure)],
+    arguments: &ExperimentOptions,
+    selected: &[(&'static Paper, &'static PaperFigure)],
 ) -> anyhow::Result<()> {
     let mut known: Vec<&str> =
         selected.iter().flat_map(|(_, figure)| figure.rows).map(|row| row.design).collect();
@@ -249,7 +252,7 @@ fn check_designs(
     }
 }
 
-fn size(paper: &Paper, arguments: &Options) -> Size {
+fn size(paper: &Paper, arguments: &ExperimentOptions) -> Size {
     let mut size = *paper
         .sizes
         .iter()
@@ -265,7 +268,7 @@ fn size(paper: &Paper, arguments: &Options) -> Size {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use experiment::Value;
+    use experiment::ClaimValue;
 
     /// A claim about a point that is in no figure would never be judged.
     #[test]
@@ -283,16 +286,16 @@ mod tests {
             };
             for claim in figure.claims {
                 match claim.value {
-                    Value::Of(_, spot) => has(spot),
-                    Value::Ratio(_, over, under) => {
+                    ClaimValue::Of(_, spot) => has(spot),
+                    ClaimValue::Ratio(_, over, under) => {
                         has(over);
                         has(under);
                     }
-                    Value::Least { panel, rows, from, to, .. } => {
+                    ClaimValue::Least { panel, rows, from, to, .. } => {
                         rows.iter()
                             .for_each(|row| [from, to].iter().for_each(|x| has((panel, row, *x))));
                     }
-                    Value::Closed(_) | Value::Unsaid => (),
+                    ClaimValue::Closed(_) | ClaimValue::Unsaid => (),
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! The points of a figure: their command lines, and the reports of their runs.
 
-use super::experiment::{At, Figure, Metric, Panel, Row, Size, Spot};
+use super::experiment::{
+    AxisPosition, FigurePosition, FigureRow, Metric, Panel, PaperFigure, Size,
+};
 use crate::designs::DesignName;
 use clap::ValueEnum;
 use farleaf_bench::report::Report;
@@ -21,11 +23,11 @@ pub(super) struct Selection<'a> {
 
 /// One point of a figure, with a report for each seed.
 #[derive(Clone, Debug)]
-pub(super) struct Measured {
+pub(super) struct MeasuredPoint {
     pub(super) figure: &'static str,
     pub(super) panel: &'static str,
-    pub(super) row: Row,
-    pub(super) at: At,
+    pub(super) row: FigureRow,
+    pub(super) at: AxisPosition,
     /// Whether this version lacks the design.
     pub(super) is_missing: bool,
     /// The command lines, one for each seed.
@@ -34,9 +36,9 @@ pub(super) struct Measured {
     pub(super) reports: Vec<Report>,
 }
 
-impl Measured {
+impl MeasuredPoint {
     /// Whether the point is at this position of its figure.
-    pub(super) fn is_at(&self, (panel, row, x): Spot) -> bool {
+    pub(super) fn is_at(&self, (panel, row, x): FigurePosition) -> bool {
         self.panel == panel && self.row.name == row && self.at.x == x
     }
 
@@ -66,10 +68,13 @@ pub(super) fn is_there(design: &str) -> bool {
 }
 
 /// The points of a figure without their reports, and why points were left out.
-pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measured>, Vec<String>) {
+pub(super) fn points(
+    figure: &PaperFigure,
+    selection: &Selection<'_>,
+) -> (Vec<MeasuredPoint>, Vec<String>) {
     let mut points = Vec::new();
     let mut skipped = Vec::new();
-    let asked = |row: &&Row| {
+    let asked = |row: &&FigureRow| {
         selection.designs.is_empty() || selection.designs.iter().any(|name| name == row.design)
     };
     if figure.words.contains("--trace") && selection.trace.is_none() {
@@ -87,7 +92,7 @@ pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measure
                     skipped.push(format!("`{}` needs the design `{}`", row.name, row.design));
                 }
                 let line = |seed: &u64| line(figure, panel, row, at, *seed, selection);
-                points.push(Measured {
+                points.push(MeasuredPoint {
                     figure: figure.id,
                     panel: panel.name,
                     row: *row,
@@ -107,10 +112,10 @@ pub(super) fn points(figure: &Figure, selection: &Selection<'_>) -> (Vec<Measure
 /// The command line of one run. Two words differ from those of `farleaf-lab bench`: `--cache-each
 /// P` gives each compute server a cache of P% of the data, and `scan:P%` scans P% of the records.
 fn line(
-    figure: &Figure,
+    figure: &PaperFigure,
     panel: &Panel,
-    row: &Row,
-    at: &At,
+    row: &FigureRow,
+    at: &AxisPosition,
     seed: u64,
     selection: &Selection<'_>,
 ) -> String {

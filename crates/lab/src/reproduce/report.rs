@@ -1,9 +1,11 @@
 //! Writes the results of a run: `report.md`, `report.html`, CSV files, command lines and settings.
 
-use super::claims::{Verdict, digits};
-use super::experiment::{ClosedCurve, Metric, Panel, Rule, Shape, Spot, Value};
-use super::points::Measured;
-use super::{Options, Outcome};
+use super::claims::{ClaimVerdict, digits};
+use super::experiment::{
+    ClaimRule, ClaimValue, ClosedCurve, FigurePosition, FigureShape, Metric, Panel,
+};
+use super::points::MeasuredPoint;
+use super::{ExperimentOptions, FigureOutcome};
 use crate::plot::{Axes, Axis, Bars, Curve, Plot};
 use anyhow::Context;
 use serde_json::json;
@@ -15,7 +17,10 @@ const COLUMNS: &str = "figure,panel,row,x,seed,operations_per_s,p50_ns,p99_ns,re
                        remote_operations,retries,hit_ratio,network_bytes_per_s,placement_level,command\n";
 
 /// Writes all files.
-pub(super) fn write(outcomes: &[Outcome], arguments: &Options) -> anyhow::Result<()> {
+pub(super) fn write(
+    outcomes: &[FigureOutcome],
+    arguments: &ExperimentOptions,
+) -> anyhow::Result<()> {
     let out = &arguments.out;
     let data = out.join("data");
     let figures = out.join("figures");
@@ -57,7 +62,7 @@ fn save(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// The settings of the run and the machine. `environment.json` contains no time, so that equal runs
 /// write equal bytes.
-fn environment(arguments: &Options) -> String {
+fn environment(arguments: &ExperimentOptions) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let environment = json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -72,8 +77,8 @@ fn environment(arguments: &Options) -> String {
     format!("{environment:#}\n")
 }
 
-fn csv(outcome: &Outcome) -> String {
-    if let Shape::Closed(compute) = outcome.figure.shape {
+fn csv(outcome: &FigureOutcome) -> String {
+    if let FigureShape::Closed(compute) = outcome.figure.shape {
         let mut text = String::from("figure,panel,row,x,value\n");
         for curve in compute() {
             for (x, y) in curve.points {
@@ -116,9 +121,9 @@ fn csv(outcome: &Outcome) -> String {
 }
 
 /// The distributions of latencies, with a line for each point, seed and fraction of the operations.
-fn latencies(outcome: &Outcome) -> String {
+fn latencies(outcome: &FigureOutcome) -> String {
     let mut text = String::from("figure,panel,row,x,seed,share,latency_ns\n");
-    for Measured { figure, panel, row, at, reports, .. } in &outcome.points {
+    for MeasuredPoint { figure, panel, row, at, reports, .. } in &outcome.points {
         for report in reports {
             for (share, ns) in &report.latencies {
                 let (seed, row, x) = (report.seed, row.name, at.x);
@@ -130,12 +135,12 @@ fn latencies(outcome: &Outcome) -> String {
 }
 
 /// The rows of the first table: figure, statement, paper, ours, verdict, why.
-fn verdicts(outcomes: &[Outcome]) -> Vec<[String; 6]> {
+fn verdicts(outcomes: &[FigureOutcome]) -> Vec<[String; 6]> {
     let mut rows = Vec::new();
     for outcome in outcomes {
         for judged in &outcome.judged {
             let stated = match judged.verdict {
-                Verdict::CannotBeSaid if judged.ours.is_none() => "–".to_owned(),
+                ClaimVerdict::CannotBeSaid if judged.ours.is_none() => "–".to_owned(),
                 _ => judged.claim.rule.text(),
             };
             rows.push([
@@ -167,10 +172,10 @@ const SHOWN: [Metric; 9] = [
 ];
 
 /// The table of a figure's points.
-fn table(outcome: &Outcome) -> (Vec<String>, Vec<Vec<String>>) {
+fn table(outcome: &FigureOutcome) -> (Vec<String>, Vec<Vec<String>>) {
     let mut header = vec!["panel".to_owned(), "row".to_owned(), outcome.figure.x.to_owned()];
     let mut rows = Vec::new();
-    if let Shape::Closed(compute) = outcome.figure.shape {
+    if let FigureShape::Closed(compute) = outcome.figure.shape {
         header.push("value".to_owned());
         for curve in compute() {
             rows.extend(curve.points.iter().map(|(x, y)| {
@@ -202,8 +207,8 @@ fn markdown_table<H: AsRef<str>, R: AsRef<[String]>>(header: &[H], rows: &[R]) -
     text
 }
 
-fn conditions(arguments: &Options) -> String {
-    let Options { scale, seed, seeds, .. } = arguments;
+fn conditions(arguments: &ExperimentOptions) -> String {
+    let ExperimentOptions { scale, seed, seeds, .. } = arguments;
     format!(
         "Scale {}, {seeds} seed(s) from {seed} on, farleaf {}. In virtual time unless a command says `--fabric local`: \
          figures show proportions (docs/internals/cost-model.md). Ratios may differ by a factor of 1.5, counts by 5%, \
@@ -213,7 +218,7 @@ fn conditions(arguments: &Options) -> String {
     )
 }
 
-fn markdown(outcomes: &[Outcome], arguments: &Options) -> String {
+fn markdown(outcomes: &[FigureOutcome], arguments: &ExperimentOptions) -> String {
     let mut text = format!("# Reproduction\n\n{}\n\n", conditions(arguments));
     text += &markdown_table(&HEADER, &verdicts(outcomes));
     for outcome in outcomes {
@@ -249,7 +254,11 @@ fn html_table<H: AsRef<str>, R: AsRef<[String]>>(header: &[H], rows: &[R]) -> St
     text + "</table>\n"
 }
 
-fn html(outcomes: &[Outcome], arguments: &Options, pictures: &[(&str, &str, String)]) -> String {
+fn html(
+    outcomes: &[FigureOutcome],
+    arguments: &ExperimentOptions,
+    pictures: &[(&str, &str, String)],
+) -> String {
     let mut text = String::from(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Reproduction</title>\n<style>\
          body{font-family:sans-serif;max-width:70em;margin:2em auto}table{border-collapse:collapse;font-size:85%}\
@@ -293,7 +302,7 @@ impl Picture {
 }
 
 /// The pictures of a figure: curves if it has several positions, bars if it has one.
-fn pictures_of(outcome: &Outcome, arguments: &Options) -> Vec<Picture> {
+fn pictures_of(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Picture> {
     match outcome.figure.xs.iter().filter(|at| !at.real).count() {
         1 => bars(outcome, arguments).into_iter().map(Picture::Bars).collect(),
         _ => {
@@ -304,12 +313,12 @@ fn pictures_of(outcome: &Outcome, arguments: &Options) -> Vec<Picture> {
 }
 
 /// Whether a figure is about latencies.
-fn shows_distributions(outcome: &Outcome) -> bool {
-    matches!(outcome.figure.shape, Shape::Lines(Metric::P50 | Metric::P99))
+fn shows_distributions(outcome: &FigureOutcome) -> bool {
+    matches!(outcome.figure.shape, FigureShape::Lines(Metric::P50 | Metric::P99))
 }
 
 /// For figures of latencies: their distribution at the last position, with a plot for each panel.
-fn distributions(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
+fn distributions(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Plot> {
     let figure = outcome.figure;
     let Some(last) = figure.xs.last().filter(|_| shows_distributions(outcome)) else {
         return Vec::new();
@@ -317,7 +326,7 @@ fn distributions(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
     let plot = |panel: &Panel| {
         let points = outcome.points.iter();
         let points = points.filter(|point| point.panel == panel.name && point.at.x == last.x);
-        let curve = |point: &Measured| {
+        let curve = |point: &MeasuredPoint| {
             let latencies = point.typical()?.latencies.iter();
             let points: Vec<_> = latencies.map(|(share, ns)| (*ns as f64, *share)).collect();
             let name = point.row.name.to_owned();
@@ -339,7 +348,7 @@ fn distributions(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
 }
 
 /// One plot for each panel, with a bar for each row.
-fn bars(outcome: &Outcome, arguments: &Options) -> Vec<Bars> {
+fn bars(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Bars> {
     let metric = outcome.figure.metric();
     let panels = outcome.figure.panels.iter().map(|panel| {
         let points = outcome.points.iter().filter(|p| p.panel == panel.name && !p.at.real);
@@ -356,19 +365,22 @@ fn bars(outcome: &Outcome, arguments: &Options) -> Vec<Bars> {
     panels.filter(|bars| !bars.bars.is_empty()).collect()
 }
 
-fn caption(outcome: &Outcome, arguments: &Options) -> String {
+fn caption(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> String {
     format!("{}, scale {}", outcome.paper.name, arguments.scale.name())
 }
 
 /// The paper's values for a metric of a row, as points. Each is a figure, or a ratio multiplied by
 /// our figure for the row in its denominator.
-fn stated(outcome: &Outcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64, f64)> {
-    let ours = |spot: Spot| outcome.points.iter().find(|point| point.is_at(spot))?.median(metric);
+fn stated(outcome: &FigureOutcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64, f64)> {
+    let ours = |spot: FigurePosition| {
+        outcome.points.iter().find(|point| point.is_at(spot))?.median(metric)
+    };
     let claims = outcome.figure.claims.iter().filter_map(|claim| match (claim.value, claim.rule) {
-        (Value::Of(of, spot), Rule::Within(paper, _)) => Some((of, spot, paper)),
-        (Value::Ratio(of, over, under), Rule::Factor(paper, _) | Rule::Within(paper, _)) => {
-            Some((of, over, ours(under)? * paper))
-        }
+        (ClaimValue::Of(of, spot), ClaimRule::Within(paper, _)) => Some((of, spot, paper)),
+        (
+            ClaimValue::Ratio(of, over, under),
+            ClaimRule::Factor(paper, _) | ClaimRule::Within(paper, _),
+        ) => Some((of, over, ours(under)? * paper)),
         _ => None,
     });
     let of_row = claims.filter(|(of, spot, _)| *of == metric && (spot.0, spot.1) == (panel, row));
@@ -376,7 +388,7 @@ fn stated(outcome: &Outcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64
 }
 
 /// One plot for each panel with curves of two or more points.
-fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
+fn plots(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Plot> {
     let figure = outcome.figure;
     let mut panels: Vec<(String, &'static str, Vec<Curve>)> = Vec::new();
     let mut add = |panel: &str, y, curve: Curve| {
@@ -388,7 +400,7 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
             None => panels.push((panel.to_owned(), y, vec![curve])),
         }
     };
-    if let Shape::Closed(compute) = figure.shape {
+    if let FigureShape::Closed(compute) = figure.shape {
         for ClosedCurve { panel, row, points } in compute() {
             add(panel, "queries/s", Curve { name: row.to_owned(), points, ..Curve::default() });
         }
@@ -400,8 +412,8 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
                 let points = outcome.points.iter();
                 points.filter(|p| p.panel == panel.name && p.row.name == row.name && !p.at.real)
             };
-            let median = |point: &Measured| Some((point.at.x, point.median(metric)?));
-            let span = |point: &Measured| {
+            let median = |point: &MeasuredPoint| Some((point.at.x, point.median(metric)?));
+            let span = |point: &MeasuredPoint| {
                 let values = point.values(metric);
                 let (low, high) = (*values.first()?, *values.last()?);
                 (low < high).then_some((point.at.x, low, high))
@@ -432,7 +444,7 @@ fn plots(outcome: &Outcome, arguments: &Options) -> Vec<Plot> {
 }
 
 /// The verdicts as readable text, one line each, and their number.
-pub(super) fn summary(outcomes: &[Outcome]) -> String {
+pub(super) fn summary(outcomes: &[FigureOutcome]) -> String {
     let mut text = String::new();
     for [figure, statement, stated, ours, verdict, why] in verdicts(outcomes) {
         let why = if why.is_empty() { why } else { format!(": {why}") };
@@ -441,7 +453,12 @@ pub(super) fn summary(outcomes: &[Outcome]) -> String {
     }
     let count =
         |verdict| outcomes.iter().flat_map(|o| &o.judged).filter(|j| j.verdict == verdict).count();
-    let counts = [Verdict::Holds, Verdict::Differs, Verdict::CannotBeSaid, Verdict::NotRun]
-        .map(|verdict| format!("{} {}", count(verdict), verdict.name()));
+    let counts = [
+        ClaimVerdict::Holds,
+        ClaimVerdict::Differs,
+        ClaimVerdict::CannotBeSaid,
+        ClaimVerdict::NotRun,
+    ]
+    .map(|verdict| format!("{} {}", count(verdict), verdict.name()));
     text + &counts.join(", ")
 }

@@ -8,8 +8,8 @@
 use super::analysis;
 use super::experiment::Metric::{Bytes, NetworkRate, P50, Throughput};
 use super::experiment::{
-    At, BY_MAGNITUDE, COUNT, Claim, DOUBLING, Figure, LINEAR, Metric, Panel, Paper, RATIO, Row,
-    Rule, Scale, Shape, Size, TENFOLD, Value,
+    AxisPosition, BY_MAGNITUDE, COUNT, ClaimRule, ClaimValue, DOUBLING, FigureRow, FigureShape,
+    LINEAR, Metric, Panel, Paper, PaperClaim, PaperFigure, RATIO, Scale, Size, TENFOLD,
 };
 
 /// The rows to reproduce from the paper of Ziegler et al.
@@ -65,31 +65,31 @@ const RANGES_1: Panel = even(B1, "--workload scan:10%", 2);
 const EVEN: &[Panel] = &[POINTS, RANGES_3, RANGES_2, RANGES_1];
 const SKEWED: &[Panel] = &[skewed(POINTS), skewed(RANGES_3), skewed(RANGES_2), skewed(RANGES_1)];
 
-const fn row(name: &'static str, words: &'static str) -> Row {
-    Row { name, design: name, words, caches: false }
+const fn row(name: &'static str, words: &'static str) -> FigureRow {
+    FigureRow { name, design: name, words, caches: false }
 }
 
-const DESIGNS: &[Row] = &[row("coarse", ""), row("fine", ""), row("hybrid", "")];
+const DESIGNS: &[FigureRow] = &[row("coarse", ""), row("fine", ""), row("hybrid", "")];
 /// Hash partitioning has no skewed placement.
-const WITH_HASH: &[Row] = &[
+const WITH_HASH: &[FigureRow] = &[
     row("coarse", ""),
-    Row { name: "coarse, by hash", ..row("coarse", "--partitioning hash") },
+    FigureRow { name: "coarse, by hash", ..row("coarse", "--partitioning hash") },
     row("fine", ""),
     row("hybrid", ""),
 ];
 
-const CLIENTS: &[At] = &[
-    At::new(20.0, 1, 20, ""),
-    At::new(40.0, 1, 40, ""),
-    At::new(80.0, 2, 40, ""),
-    At::new(120.0, 3, 40, ""),
-    At::new(160.0, 4, 40, ""),
-    At::new(200.0, 5, 40, ""),
-    At::new(240.0, 6, 40, ""),
+const CLIENTS: &[AxisPosition] = &[
+    AxisPosition::new(20.0, 1, 20, ""),
+    AxisPosition::new(40.0, 1, 40, ""),
+    AxisPosition::new(80.0, 2, 40, ""),
+    AxisPosition::new(120.0, 3, 40, ""),
+    AxisPosition::new(160.0, 4, 40, ""),
+    AxisPosition::new(200.0, 5, 40, ""),
+    AxisPosition::new(240.0, 6, 40, ""),
 ];
 
 const UNIFORM: &str = "--distribution uniform --latencies";
-const THROUGHPUT: Shape = Shape::Lines(Throughput);
+const THROUGHPUT: FigureShape = FigureShape::Lines(Throughput);
 
 /// The first row is not below the second one at any number of clients in the range.
 const fn above(
@@ -98,14 +98,14 @@ const fn above(
     rows: [&'static str; 2],
     from: f64,
     to: f64,
-) -> Claim {
-    let value = Value::Least { metric: Throughput, panel, rows, from, to };
-    Claim::new(statement, value, Rule::AtLeast(1.0))
+) -> PaperClaim {
+    let value = ClaimValue::Least { metric: Throughput, panel, rows, from, to };
+    PaperClaim::new(statement, value, ClaimRule::AtLeast(1.0))
 }
 
 /// A row's value at the second position divided by that at the first one.
-const fn growth(panel: &'static str, row: &'static str, from: f64, to: f64) -> Value {
-    Value::Ratio(Throughput, (panel, row, to), (panel, row, from))
+const fn growth(panel: &'static str, row: &'static str, from: f64, to: f64) -> ClaimValue {
+    ClaimValue::Ratio(Throughput, (panel, row, to), (panel, row, from))
 }
 
 /// The first row's metric divided by the second one's, with this many clients.
@@ -114,57 +114,65 @@ const fn between(
     panel: &'static str,
     rows: [&'static str; 2],
     clients: f64,
-) -> Value {
-    Value::Ratio(metric, (panel, rows[0], clients), (panel, rows[1], clients))
+) -> ClaimValue {
+    ClaimValue::Ratio(metric, (panel, rows[0], clients), (panel, rows[1], clients))
 }
 
-const T1: Figure = Figure::statements(
+const T1: PaperFigure = PaperFigure::statements(
     "t1",
     "Table 1: symbols of the analysis",
     &[
-        Claim::new("fanout M", Value::Closed(analysis::fanout), Rule::Within(42.0, COUNT)),
-        Claim::new("leaves L", Value::Closed(analysis::leaves), Rule::Within(2.3e6, COUNT)),
-        Claim::new(
-            "height, fine-grained",
-            Value::Closed(|| analysis::height(1.0)),
-            Rule::Within(4.0, COUNT),
+        PaperClaim::new(
+            "fanout M",
+            ClaimValue::Closed(analysis::fanout),
+            ClaimRule::Within(42.0, COUNT),
         ),
-        Claim::new(
+        PaperClaim::new(
+            "leaves L",
+            ClaimValue::Closed(analysis::leaves),
+            ClaimRule::Within(2.3e6, COUNT),
+        ),
+        PaperClaim::new(
+            "height, fine-grained",
+            ClaimValue::Closed(|| analysis::height(1.0)),
+            ClaimRule::Within(4.0, COUNT),
+        ),
+        PaperClaim::new(
             "height, coarse-grained, uniform, 4 servers",
-            Value::Closed(|| analysis::height(4.0)),
-            Rule::Within(4.0, COUNT),
+            ClaimValue::Closed(|| analysis::height(4.0)),
+            ClaimRule::Within(4.0, COUNT),
         ),
     ],
 );
 
-const T2: Figure = Figure {
+const T2: PaperFigure = PaperFigure {
     axes: DOUBLING,
-    shape: Shape::Closed(analysis::point_queries),
+    shape: FigureShape::Closed(analysis::point_queries),
     x: "memory servers",
-    ..Figure::statements(
+    ..PaperFigure::statements(
         "t2",
         "Table 2: the analysis, for point queries (maximal queries/s)",
-        &[Claim::new(
+        &[PaperClaim::new(
             "point queries show a similar trend: fine-grained, skewed, 64 servers over 2",
-            Value::Closed(|| analysis::growth("fine", true, 0.0)),
-            Rule::AtLeast(30.0),
+            ClaimValue::Closed(|| analysis::growth("fine", true, 0.0)),
+            ClaimRule::AtLeast(30.0),
         )],
     )
 };
 
-const T3: Figure = Figure::statements(
+const T3: PaperFigure = PaperFigure::statements(
     "t3",
     "Table 3: workloads",
     &[
-        Claim::new(
+        PaperClaim::new(
             "C: share of inserts",
-            Value::Closed(|| inserts("insert:5")),
-            Rule::Within(0.05, COUNT),
+            ClaimValue::Closed(|| inserts("insert:5")),
+            ClaimRule::Within(0.05, COUNT),
         ),
-        Claim::new(
+        PaperClaim::new(
             "D: share of inserts",
-            Value::Closed(|| inserts("insert:50")),
-            Rule::Within(0.5, COUNT),
+            ClaimValue::Closed(|| inserts("insert:50")),
+            ClaimRule::Within(0.5, COUNT),
         ),
     ],
 );
@@ -173,36 +181,36 @@ fn inserts(mix: &str) -> f64 {
     farleaf_bench::workload::Mix::named(mix).map_or(f64::NAN, |mix| mix.insert_share())
 }
 
-const F3: Figure = Figure {
+const F3: PaperFigure = PaperFigure {
     axes: DOUBLING,
-    shape: Shape::Closed(analysis::range_queries),
+    shape: FigureShape::Closed(analysis::range_queries),
     x: "memory servers",
-    ..Figure::statements(
+    ..PaperFigure::statements(
         "3",
         "Figure 3: the analysis, for ranges of 0.1% (maximal queries/s)",
         &[
-            Claim::new(
+            PaperClaim::new(
                 "all designs scale well for uniform workloads: fine-grained, 64 servers over 2",
-                Value::Closed(|| analysis::growth("fine", false, analysis::SELECTIVITY)),
-                Rule::AtLeast(30.0),
+                ClaimValue::Closed(|| analysis::growth("fine", false, analysis::SELECTIVITY)),
+                ClaimRule::AtLeast(30.0),
             ),
-            Claim::new(
+            PaperClaim::new(
                 "coarse-grained by hash scales slightly worse than by range: 64 servers",
-                Value::Closed(|| {
+                ClaimValue::Closed(|| {
                     analysis::most("coarse, by hash", false, analysis::SELECTIVITY, 64.0)
                         / analysis::most("coarse", false, analysis::SELECTIVITY, 64.0)
                 }),
-                Rule::AtMost(1.0),
+                ClaimRule::AtMost(1.0),
             ),
-            Claim::new(
+            PaperClaim::new(
                 "skewed: fine-grained scales as for uniform workloads",
-                Value::Closed(|| analysis::growth("fine", true, analysis::SELECTIVITY)),
-                Rule::AtLeast(30.0),
+                ClaimValue::Closed(|| analysis::growth("fine", true, analysis::SELECTIVITY)),
+                ClaimRule::AtLeast(30.0),
             ),
-            Claim::new(
+            PaperClaim::new(
                 "skewed: coarse-grained stagnates: 64 servers over 2",
-                Value::Closed(|| analysis::growth("coarse", true, analysis::SELECTIVITY)),
-                Rule::AtMost(1.0),
+                ClaimValue::Closed(|| analysis::growth("coarse", true, analysis::SELECTIVITY)),
+                ClaimRule::AtMost(1.0),
             ),
         ],
     )
@@ -214,7 +222,7 @@ const PORTS: &str = "forty clients share one port of their compute server, and w
 const PAGES: &str = "a whole page at 70% fill has 1.7 times the bytes of its records, and each machine has one port; \
                      with two, fine reaches 0.9 of coarse (row m3, with more clients and without co-location)";
 
-const F7: Figure = Figure {
+const F7: PaperFigure = PaperFigure {
     id: "7",
     title: "Figure 7: throughput, skewed data",
     words: UNIFORM,
@@ -239,10 +247,10 @@ const F7: Figure = Figure {
             20.0,
             20.0,
         ),
-        Claim::new(
+        PaperClaim::new(
             "points: coarse stops growing: 240 clients over 40",
             growth(A, "coarse", 40.0, 240.0),
-            Rule::AtMost(1.2),
+            ClaimRule::AtMost(1.2),
         ),
         above(
             "ranges of 1%: fine is above coarse from 80 clients on",
@@ -263,7 +271,7 @@ const F7: Figure = Figure {
     ],
 };
 
-const F8: Figure = Figure {
+const F8: PaperFigure = PaperFigure {
     id: "8",
     title: "Figure 8: throughput, uniform data",
     words: UNIFORM,
@@ -289,15 +297,15 @@ const F8: Figure = Figure {
             240.0,
         ),
         above("points: fine is below hybrid at every load", A, ["hybrid", "fine"], 20.0, 240.0),
-        Claim::new(
+        PaperClaim::new(
             "ranges of 1%: fine performs almost as good as hybrid (240 clients)",
             between(Throughput, B2, ["fine", "hybrid"], 240.0),
-            Rule::AtLeast(0.75),
+            ClaimRule::AtLeast(0.75),
         ),
     ],
 };
 
-const F9: Figure = Figure {
+const F9: PaperFigure = PaperFigure {
     id: "9",
     title: "Figure 9: network utilization, skewed data",
     words: UNIFORM,
@@ -306,37 +314,37 @@ const F9: Figure = Figure {
     x: "clients",
     xs: CLIENTS,
     axes: LINEAR,
-    shape: Shape::Lines(NetworkRate),
+    shape: FigureShape::Lines(NetworkRate),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "points: fine is less network efficient than hybrid (bytes of an operation)",
             between(Bytes, A, ["fine", "hybrid"], 240.0),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         ),
-        Claim::new(
+        PaperClaim::new(
             "points: hybrid needs one READ more than coarse (bytes of an operation)",
             between(Bytes, A, ["hybrid", "coarse"], 240.0),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         ),
-        Claim::new(
+        PaperClaim::new(
             "ranges of 0.1%: reading the index adds no noticeable overhead: bytes of fine over coarse",
             between(Bytes, B3, ["fine", "coarse"], 240.0),
-            Rule::Factor(1.0, RATIO),
+            ClaimRule::Factor(1.0, RATIO),
         )
         .because("explained in part: whole pages at 70% fill are half as much again as their records; a range of 200 records has few leaves, so the inner nodes above and the leaves at its ends weigh more than with 1%"),
-        Claim::new(
+        PaperClaim::new(
             "ranges of 1%: fine uses more of the network than coarse (240 clients)",
             between(NetworkRate, B2, ["fine", "coarse"], 240.0),
-            Rule::AtLeast(1.0),
+            ClaimRule::AtLeast(1.0),
         ),
     ],
 };
 
-const fn records(x: f64) -> At {
-    At { keys: x, ..At::new(x, 6, 40, "") }
+const fn records(x: f64) -> AxisPosition {
+    AxisPosition { keys: x, ..AxisPosition::new(x, 6, 40, "") }
 }
 
-const F10: Figure = Figure {
+const F10: PaperFigure = PaperFigure {
     id: "10",
     title: "Figure 10: data size, uniform data, 240 clients",
     words: UNIFORM,
@@ -345,24 +353,32 @@ const F10: Figure = Figure {
     x: "records, as a multiple of the scale's",
     xs: &[records(0.1), records(1.0), records(4.0)],
     axes: TENFOLD,
-    shape: Shape::Lines(Throughput),
+    shape: FigureShape::Lines(Throughput),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "points: forty times the data costs coarse little",
             growth(A, "coarse", 0.1, 4.0),
-            Rule::AtLeast(0.5),
+            ClaimRule::AtLeast(0.5),
         ),
-        Claim::new("points: … fine little", growth(A, "fine", 0.1, 4.0), Rule::AtLeast(0.5)),
-        Claim::new("points: … hybrid little", growth(A, "hybrid", 0.1, 4.0), Rule::AtLeast(0.5)),
-        Claim::new(
+        PaperClaim::new(
+            "points: … fine little",
+            growth(A, "fine", 0.1, 4.0),
+            ClaimRule::AtLeast(0.5),
+        ),
+        PaperClaim::new(
+            "points: … hybrid little",
+            growth(A, "hybrid", 0.1, 4.0),
+            ClaimRule::AtLeast(0.5),
+        ),
+        PaperClaim::new(
             "ranges of 10%: fine drops significantly with four times the data",
             growth(B1, "fine", 1.0, 4.0),
-            Rule::AtMost(0.5),
+            ClaimRule::AtMost(0.5),
         ),
-        Claim::new(
+        PaperClaim::new(
             "ranges of 10%: hybrid drops significantly with four times the data",
             growth(B1, "hybrid", 1.0, 4.0),
-            Rule::AtMost(0.5),
+            ClaimRule::AtMost(0.5),
         ),
     ],
 };
@@ -370,7 +386,7 @@ const F10: Figure = Figure {
 const A_SKEWED: &str = "A: points, skewed";
 const B2_SKEWED: &str = "B: ranges of 1%, skewed";
 
-const F11: Figure = Figure {
+const F11: PaperFigure = PaperFigure {
     id: "11",
     title: "Figure 11: number of memory servers, 120 clients",
     words: UNIFORM,
@@ -391,38 +407,38 @@ const F11: Figure = Figure {
     axes: DOUBLING,
     shape: THROUGHPUT,
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "ranges, skewed: fine makes use of more servers: 8 over 2",
             growth(B2_SKEWED, "fine", 2.0, 8.0),
-            Rule::AtLeast(2.0),
+            ClaimRule::AtLeast(2.0),
         )
         .because("from 4 servers on, the single ports of the three compute servers are the limit"),
-        Claim::new(
+        PaperClaim::new(
             "points, uniform: coarse makes use of more servers: 4 over 2",
             growth(A, "coarse", 2.0, 4.0),
-            Rule::AtLeast(1.7),
+            ClaimRule::AtLeast(1.7),
         ),
-        Claim::new(
+        PaperClaim::new(
             "points, skewed: coarse does not: 8 over 2",
             growth(A_SKEWED, "coarse", 2.0, 8.0),
-            Rule::AtMost(1.3),
+            ClaimRule::AtMost(1.3),
         ),
-        Claim::new(
+        PaperClaim::new(
             "points, skewed: hybrid is sensitive to skew too: 8 over 2",
             growth(A_SKEWED, "hybrid", 2.0, 8.0),
-            Rule::AtMost(1.3),
+            ClaimRule::AtMost(1.3),
         ),
     ],
 };
 
-const fn servers(x: f64, words: &'static str, skewed: &'static str) -> At {
-    At { skewed, ..At::new(x, 3, 40, words) }
+const fn servers(x: f64, words: &'static str, skewed: &'static str) -> AxisPosition {
+    AxisPosition { skewed, ..AxisPosition::new(x, 3, 40, words) }
 }
 
 const SPINNING: &str = "in the paper the memory servers' threads spin on latches under load; here critical \
                         sections are short and uniform inserts seldom meet, so coarse and hybrid do not degrade";
 
-const F12: Figure = Figure {
+const F12: PaperFigure = PaperFigure {
     id: "12",
     title: "Figure 12: throughput with inserts, uniform data",
     words: UNIFORM,
@@ -467,7 +483,7 @@ const F12: Figure = Figure {
     ],
 };
 
-const F13: Figure = Figure {
+const F13: PaperFigure = PaperFigure {
     id: "13",
     title: "Figure 13: latency, skewed data",
     words: UNIFORM,
@@ -476,27 +492,27 @@ const F13: Figure = Figure {
     x: "clients",
     xs: CLIENTS,
     axes: BY_MAGNITUDE,
-    shape: Shape::Lines(P50),
+    shape: FigureShape::Lines(P50),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "points, 20 clients: coarse has the lowest latency: its median over hybrid's",
             between(P50, A, ["coarse", "hybrid"], 20.0),
-            Rule::AtMost(1.0),
+            ClaimRule::AtMost(1.0),
         ),
-        Claim::new(
+        PaperClaim::new(
             "points, 240 clients: hybrid's is below coarse's",
             between(P50, A, ["hybrid", "coarse"], 240.0),
-            Rule::AtMost(1.0),
+            ClaimRule::AtMost(1.0),
         ),
-        Claim::new(
+        PaperClaim::new(
             "ranges of 1%, 240 clients: fine's is below coarse's",
             between(P50, B2, ["fine", "coarse"], 240.0),
-            Rule::AtMost(1.0),
+            ClaimRule::AtMost(1.0),
         ),
     ],
 };
 
-const F14: Figure = Figure {
+const F14: PaperFigure = PaperFigure {
     id: "14",
     title: "Figure 14: latency, uniform data",
     words: UNIFORM,
@@ -505,17 +521,17 @@ const F14: Figure = Figure {
     x: "clients",
     xs: CLIENTS,
     axes: BY_MAGNITUDE,
-    shape: Shape::Lines(P50),
+    shape: FigureShape::Lines(P50),
     claims: &[
-        Claim::new(
+        PaperClaim::new(
             "points, 20 clients: coarse's median over fine's",
             between(P50, A, ["coarse", "fine"], 20.0),
-            Rule::AtMost(1.0),
+            ClaimRule::AtMost(1.0),
         ),
-        Claim::new(
+        PaperClaim::new(
             "points, 240 clients: hybrid's is below coarse's",
             between(P50, A, ["hybrid", "coarse"], 240.0),
-            Rule::AtMost(1.0),
+            ClaimRule::AtMost(1.0),
         )
         .because(
             "coarse has the lower median and the longer tail: its mean and its 99th percentile are above \
@@ -524,19 +540,19 @@ const F14: Figure = Figure {
     ],
 };
 
-const F15: Figure = Figure {
+const F15: PaperFigure = PaperFigure {
     id: "15",
     title: "Figure 15: co-location, four machines, 80 clients, uniform data",
     words: UNIFORM,
     panels: EVEN,
     rows: &[
         row("coarse", ""),
-        Row { name: "coarse, co-located", ..row("coarse", "--model co-located") },
+        FigureRow { name: "coarse, co-located", ..row("coarse", "--model co-located") },
         row("fine", ""),
-        Row { name: "fine, co-located", ..row("fine", "--model co-located") },
+        FigureRow { name: "fine, co-located", ..row("fine", "--model co-located") },
     ],
     x: "clients",
-    xs: &[At::new(80.0, 4, 20, "")],
+    xs: &[AxisPosition::new(80.0, 4, 20, "")],
     axes: LINEAR,
     shape: THROUGHPUT,
     claims: &[
@@ -562,11 +578,11 @@ const F15: Figure = Figure {
     ],
 };
 
-const fn all_clients(x: f64, words: &'static str) -> At {
-    At::new(x, 6, 40, words)
+const fn all_clients(x: f64, words: &'static str) -> AxisPosition {
+    AxisPosition::new(x, 6, 40, words)
 }
 
-const MESSAGES: Figure = Figure {
+const MESSAGES: PaperFigure = PaperFigure {
     id: "m1",
     title: "Not in the paper: for how long a message takes a port at least, which the model assumes",
     words: UNIFORM,
@@ -583,7 +599,7 @@ const MESSAGES: Figure = Figure {
     claims: &[],
 };
 
-const ATOMICS: Figure = Figure {
+const ATOMICS: PaperFigure = PaperFigure {
     id: "m2",
     title: "Not in the paper: atomics that take turns on a server and on a word, where the model assumes that \
             they need not",
@@ -602,7 +618,7 @@ const ATOMICS: Figure = Figure {
     claims: &[],
 };
 
-const SECOND_PORT: Figure = Figure {
+const SECOND_PORT: PaperFigure = PaperFigure {
     id: "m3",
     title: "Not in the paper's figures: a second port in each NIC, as its machines have",
     words: UNIFORM,

@@ -3,12 +3,13 @@
 //! *Thread safety*: plain values. Laying entries out needs exclusive access to the page.
 
 use super::slots::{
-    Bytes, Front, HEAD_BYTES, Heap, Slot, View, entry_words, fence_words, head_of, record_words,
+    Bytes, BytesPage, FrontWord, HEAD_BYTES, HeapWord, RecordSlot, entry_words, fence_words,
+    head_of, record_words,
 };
 use crate::view::HEADER_WORDS;
 use std::ops::Range;
 
-/// An entry's position in [`Content::bytes`].
+/// An entry's position in [`PageContent::bytes`].
 #[derive(Clone, Debug)]
 struct Item {
     key: Range<usize>,
@@ -18,19 +19,19 @@ struct Item {
 
 /// Entries in ascending order.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Content {
+pub(super) struct PageContent {
     bytes: Vec<u8>,
     items: Vec<Item>,
 }
 
 /// The fences of a page to be laid out.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fences<'k> {
+pub(super) struct PageFences<'k> {
     pub(super) low: &'k [u8],
     pub(super) high: Option<&'k [u8]>,
 }
 
-impl Fences<'_> {
+impl PageFences<'_> {
     /// The length of the prefix (bytes.Y2).
     pub(super) fn prefix(self) -> usize {
         match self.high {
@@ -51,19 +52,19 @@ pub(super) fn shared(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }
 
-impl Content {
+impl PageContent {
     /// Copies a page's entries, including deleted ones.
-    pub(super) fn of<const WORDS: usize>(page: View<'_, WORDS>) -> Self {
+    pub(super) fn of<const WORDS: usize>(page: BytesPage<'_, WORDS>) -> Self {
         let mut content = Self::default();
         content.append(page);
         content
     }
 
     /// Appends a copy of a page's entries.
-    pub(super) fn append<const WORDS: usize>(&mut self, page: View<'_, WORDS>) {
-        let (front, count) = (Front::of(page), page.count());
+    pub(super) fn append<const WORDS: usize>(&mut self, page: BytesPage<'_, WORDS>) {
+        let (front, count) = (FrontWord::of(page), page.count());
         for number in 0..count {
-            let slot = Slot::at(page, front.first, number);
+            let slot = RecordSlot::at(page, front.first, number);
             let begin = self.bytes.len();
             if number == 0 && is_inner(page) {
                 Bytes::<WORDS>::copy_low(page, front.low, &mut self.bytes);
@@ -130,7 +131,7 @@ impl Content {
     }
 
     /// Number of words that the entries of `range` take in a page with these fences.
-    pub(super) fn words(&self, range: &Range<usize>, fences: Fences<'_>, inner: bool) -> usize {
+    pub(super) fn words(&self, range: &Range<usize>, fences: PageFences<'_>, inner: bool) -> usize {
         fences.words() + self.entries_words(range, fences.prefix(), inner)
     }
 
@@ -155,8 +156,8 @@ impl Content {
     pub(super) fn lay_out<const WORDS: usize>(
         &self,
         range: Range<usize>,
-        fences: Fences<'_>,
-        page: View<'_, WORDS>,
+        fences: PageFences<'_>,
+        page: BytesPage<'_, WORDS>,
     ) -> bool {
         let inner = is_inner(page);
         if self.words(&range, fences, inner) > page.words().len() {
@@ -168,7 +169,7 @@ impl Content {
         store_bytes(page, HEADER_WORDS, fences.low, &[]);
         store_bytes(page, HEADER_WORDS + low_words, rest, &[]);
         let first = HEADER_WORDS + low_words + rest_words;
-        Front { low: fences.low.len(), high_rest: rest.len(), prefix, first }.store(page);
+        FrontWord { low: fences.low.len(), high_rest: rest.len(), prefix, first }.store(page);
         page.set_high_infinite(fences.high.is_none());
         let (mut top, mut deleted) = (page.words().len(), 0);
         for (place, number) in range.clone().enumerate() {
@@ -179,7 +180,7 @@ impl Content {
             store_record(page, top, value, suffix);
             let flag = self.items[number].deleted;
             deleted += usize::from(flag);
-            let slot = Slot {
+            let slot = RecordSlot {
                 head: head_of(suffix),
                 record: top,
                 suffix: length,
@@ -189,18 +190,23 @@ impl Content {
             page.store(first + place, slot.to_word());
         }
         page.set_count(range.len());
-        Heap { top, garbage: 0, deleted }.store(page);
+        HeapWord { top, garbage: 0, deleted }.store(page);
         true
     }
 }
 
 /// Whether the entries of a page are children. Those of heads are, too.
-pub(super) fn is_inner<const WORDS: usize>(page: View<'_, WORDS>) -> bool {
+pub(super) fn is_inner<const WORDS: usize>(page: BytesPage<'_, WORDS>) -> bool {
     page.level() > 0 || page.is_head()
 }
 
 /// Stores two strings one after the other, zero-padded to a word (bytes.Y3).
-fn store_bytes<const WORDS: usize>(page: View<'_, WORDS>, at: usize, one: &[u8], other: &[u8]) {
+fn store_bytes<const WORDS: usize>(
+    page: BytesPage<'_, WORDS>,
+    at: usize,
+    one: &[u8],
+    other: &[u8],
+) {
     let (mut word, mut filled, mut index) = (0_u64, 0, at);
     for byte in one.iter().chain(other) {
         word |= u64::from(*byte) << (8 * filled);
@@ -217,7 +223,7 @@ fn store_bytes<const WORDS: usize>(page: View<'_, WORDS>, at: usize, one: &[u8],
 
 /// Stores a record: the value, and the part of the suffix that is not in the slot.
 pub(super) fn store_record<const WORDS: usize>(
-    page: View<'_, WORDS>,
+    page: BytesPage<'_, WORDS>,
     at: usize,
     value: &[u8],
     suffix: &[u8],

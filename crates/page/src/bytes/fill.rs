@@ -6,16 +6,16 @@
 //!
 //! *Thread safety*: plain values. Ending a page needs exclusive access to it.
 
-use super::content::{Content, Fences, is_inner, shared};
+use super::content::{PageContent, PageFences, is_inner, shared};
 use super::plan::shortest;
-use super::slots::{Bytes, View, entry_words};
+use super::slots::{Bytes, BytesPage, entry_words};
 use crate::layout::{Layout, OwnedRecord};
 use farleaf_fabric::GlobalAddr;
 
 /// The entries of a page that a bulk load fills.
 #[derive(Debug, Default)]
 pub struct Filling {
-    content: Content,
+    content: PageContent,
     low: Vec<u8>,
     /// The prefix that the low fence shares with the last key. A high fence above that key cannot
     /// share more.
@@ -29,7 +29,7 @@ impl Filling {
     /// than `least` entries, adds any entry.
     pub(super) fn add<const WORDS: usize>(
         &mut self,
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         (key, value): (&[u8], &[u8]),
         fill: usize,
         least: usize,
@@ -72,7 +72,7 @@ impl Filling {
     /// Ends a leaf, as described for [`Layout::fill_leaf_end`].
     pub(super) fn end_leaf<const WORDS: usize>(
         self,
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         high: Option<&[u8]>,
     ) -> Option<(Vec<u8>, OwnedRecord<Bytes<WORDS>>)> {
         let last = self.end(page, high, |below, last| shortest(below, last).to_vec())?;
@@ -83,7 +83,7 @@ impl Filling {
     /// Ends an inner page, as described for [`Layout::fill_inner_end`].
     pub(super) fn end_inner<const WORDS: usize>(
         self,
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         high: Option<&[u8]>,
     ) -> Option<(Vec<u8>, GlobalAddr)> {
         let (number, low) = self.end(page, high, |_, last| last.to_vec())?;
@@ -94,18 +94,18 @@ impl Filling {
     /// number and the high fence before it.
     fn end<const WORDS: usize>(
         &self,
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         high: Option<&[u8]>,
         between: impl Fn(&[u8], &[u8]) -> Vec<u8>,
     ) -> Option<(usize, Vec<u8>)> {
         let low = Bytes::low(page);
         let count = self.content.len();
-        if self.content.lay_out(0..count, Fences { low: &low, high }, page) {
+        if self.content.lay_out(0..count, PageFences { low: &low, high }, page) {
             return None;
         }
         let last = count.saturating_sub(1);
         let high = between(self.content.key(last.saturating_sub(1)), self.content.key(last));
-        let fences = Fences { low: &low, high: Some(&high) };
+        let fences = PageFences { low: &low, high: Some(&high) };
         let there = self.content.lay_out(0..last, fences, page);
         assert!(there, "the invariant of this file");
         Some((last, high))

@@ -2,22 +2,23 @@
 //!
 //! *Thread safety*: the same as for [`crate::Page`].
 
-use super::content::{Content, Fences, is_inner, store_record};
+use super::content::{PageContent, PageFences, is_inner, store_record};
 use super::fill::Filling;
 use super::plan::{divide, divide_at, fence_beyond, halves};
 use super::slots::{
-    Bytes, FRONT_WORD, Front, HEAD_BYTES, HEAP_WORD, Heap, MOST_PAGE_WORDS, Slot, View, head_of,
-    record_words,
+    Bytes, BytesPage, FRONT_WORD, FrontWord, HEAD_BYTES, HEAP_WORD, HeapWord, MAX_PAGE_WORDS,
+    RecordSlot, head_of, record_words,
 };
 use crate::checksum::chained_sum;
 use crate::chosen::words_of;
 use crate::layout::{
-    Entry, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, Probe, ScanWindow, SplitPlan,
+    FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, Probe, ScanWindow,
+    SplitPlan,
 };
 use crate::limits::TooLong;
 use crate::stored::REFERENCE_BYTES;
 use crate::view::{HEADER_WORDS, META_WORD, SELF_WORD};
-use crate::words::Words;
+use crate::words::PageWords;
 use farleaf_fabric::GlobalAddr;
 use std::cmp::Ordering;
 use std::ops::{Bound, Range};
@@ -27,7 +28,7 @@ const LENGTH_BYTES: usize = size_of::<u32>();
 
 /// Where a record can be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Room {
+enum RecordSpace {
     /// In the words of the old record, which begin here.
     InPlace(usize),
     /// At the top of the heap.
@@ -45,28 +46,28 @@ struct OwnFences {
 }
 
 impl OwnFences {
-    fn of<const WORDS: usize>(page: View<'_, WORDS>) -> Self {
+    fn of<const WORDS: usize>(page: BytesPage<'_, WORDS>) -> Self {
         Self { low: Bytes::low(page), high: Bytes::high(page) }
     }
 
-    fn as_ref(&self) -> Fences<'_> {
-        Fences { low: &self.low, high: self.high.as_deref() }
+    fn as_ref(&self) -> PageFences<'_> {
+        PageFences { low: &self.low, high: self.high.as_deref() }
     }
 }
 
 impl<const WORDS: usize> Bytes<WORDS> {
     /// Number of words that deleted entries take.
-    fn deleted_entry_words(page: View<'_, WORDS>, front: Front, heap: Heap) -> usize {
+    fn deleted_entry_words(page: BytesPage<'_, WORDS>, front: FrontWord, heap: HeapWord) -> usize {
         if heap.deleted == 0 {
             return 0;
         }
-        let slots = (0..page.count()).map(|number| Slot::at(page, front.first, number));
+        let slots = (0..page.count()).map(|number| RecordSlot::at(page, front.first, number));
         slots.filter(|slot| slot.deleted).map(|slot| 1 + slot.words()).sum()
     }
 
     /// Number of words in use, from the first fence on.
-    fn used(page: View<'_, WORDS>) -> usize {
-        let (front, heap) = (Front::of(page), Heap::of(page));
+    fn used(page: BytesPage<'_, WORDS>) -> usize {
+        let (front, heap) = (FrontWord::of(page), HeapWord::of(page));
         let records = Self::size(page) - heap.top - heap.garbage;
         let all = front.first - HEADER_WORDS + page.count() + records;
         all.saturating_sub(Self::deleted_entry_words(page, front, heap))
@@ -74,53 +75,53 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
     /// Where a record of these lengths fits, for an existing slot or for a new one.
     fn room_for(
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         at: Result<usize, usize>,
         value: usize,
         suffix: usize,
-    ) -> Room {
-        let (front, heap) = (Front::of(page), Heap::of(page));
+    ) -> RecordSpace {
+        let (front, heap) = (FrontWord::of(page), HeapWord::of(page));
         let needed = record_words(value, suffix);
         let (slots, old) = match at {
-            Ok(number) => (0, Some(Slot::at(page, front.first, number))),
+            Ok(number) => (0, Some(RecordSlot::at(page, front.first, number))),
             Err(_) => (1, None),
         };
         // Only if the value is one word: then neither a reader nor a crash can observe half of it.
-        let same = |old: Slot| old.value == value && old.suffix == suffix && value <= 8;
+        let same = |old: RecordSlot| old.value == value && old.suffix == suffix && value <= 8;
         if let Some(old) = old.filter(|old| same(*old)) {
-            return Room::InPlace(old.record);
+            return RecordSpace::InPlace(old.record);
         }
         if page.count() + slots > Self::size(page) - HEADER_WORDS {
-            return Room::Nowhere;
+            return RecordSpace::Nowhere;
         }
         if heap.top.saturating_sub(front.first + page.count()) >= needed + slots {
-            return Room::OnTop;
+            return RecordSpace::OnTop;
         }
         if let Some(old) = old.filter(|old| needed <= old.words()) {
-            return Room::InPlace(old.record);
+            return RecordSpace::InPlace(old.record);
         }
         let freed = old.filter(|old| !old.deleted).map_or(0, |old| 1 + old.words());
         match HEADER_WORDS + Self::used(page) + needed < Self::size(page) + freed {
-            true => Room::AfterCleaning,
-            false => Room::Nowhere,
+            true => RecordSpace::AfterCleaning,
+            false => RecordSpace::Nowhere,
         }
     }
 
     /// Puts an entry at a slot, or into a new one, if there is room for it.
     fn put(
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         at: Result<usize, usize>,
         (key, suffix): (&[u8], &[u8]),
         value: &[u8],
-    ) -> Option<Words> {
+    ) -> Option<PageWords> {
         let needed = record_words(value.len(), suffix.len());
         let record = match Self::room_for(page, at, value.len(), suffix.len()) {
-            Room::Nowhere => return None,
-            Room::AfterCleaning => return Self::put_cleaning(page, at, key, value),
-            Room::InPlace(record) => record,
-            Room::OnTop => Heap::of(page).top - needed,
+            RecordSpace::Nowhere => return None,
+            RecordSpace::AfterCleaning => return Self::put_cleaning(page, at, key, value),
+            RecordSpace::InPlace(record) => record,
+            RecordSpace::OnTop => HeapWord::of(page).top - needed,
         };
-        let (front_of, mut heap) = (Front::of(page), Heap::of(page));
+        let (front_of, mut heap) = (FrontWord::of(page), HeapWord::of(page));
         let number = at.unwrap_or_else(|place| place);
         let place = front_of.first + number;
         let (mut front, mut heap_words) = (0..0, record..record + needed);
@@ -128,7 +129,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         store_record(page, record, value, suffix);
         match at {
             Ok(_) => {
-                let old = Slot::at(page, front_of.first, number);
+                let old = RecordSlot::at(page, front_of.first, number);
                 overwrites = record == old.record
                     && (value.len() > 8 || old.value != value.len() || old.suffix != suffix.len());
                 // Words of the old record that the new one does not use.
@@ -146,7 +147,8 @@ impl<const WORDS: usize> Bytes<WORDS> {
         }
         heap.top = heap.top.min(record);
         let (suffix_length, head) = (suffix.len(), head_of(suffix));
-        let slot = Slot { head, record, suffix: suffix_length, value: value.len(), deleted: false };
+        let slot =
+            RecordSlot { head, record, suffix: suffix_length, value: value.len(), deleted: false };
         if page.load(place) != slot.to_word() || at.is_err() {
             page.store(place, slot.to_word());
             heap.store(page);
@@ -164,18 +166,18 @@ impl<const WORDS: usize> Bytes<WORDS> {
         if front.is_empty() && heap_words.is_empty() {
             front = place..place + 1; // some word must stand for the change
         }
-        Some(Words::new(&front, &heap_words))
+        Some(PageWords::new(&front, &heap_words))
     }
 
     /// Lays the page out again, with the new entry.
     fn put_cleaning(
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         at: Result<usize, usize>,
         key: &[u8],
         value: &[u8],
-    ) -> Option<Words> {
+    ) -> Option<PageWords> {
         let fences = OwnFences::of(page);
-        let mut content = Content::of(page);
+        let mut content = PageContent::of(page);
         match at {
             Ok(number) => content.splice(number, 1, key, value),
             Err(place) => content.splice(place, 0, key, value),
@@ -195,10 +197,10 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
     /// Lays a page out again with other fences. Drops deleted entries if there is no room for them.
     fn lay_out_again(
-        content: Content,
+        content: PageContent,
         range: Range<usize>,
-        fences: Fences<'_>,
-        page: View<'_, WORDS>,
+        fences: PageFences<'_>,
+        page: BytesPage<'_, WORDS>,
     ) {
         let there = Self::try_lay_out_again(content, range, fences, page);
         debug_assert!(there, "bytes.Y6: a change of fences asks for room first");
@@ -206,10 +208,10 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
     /// Like [`Bytes::lay_out_again`]; `false`, with the page unchanged, if there is no room.
     fn try_lay_out_again(
-        mut content: Content,
+        mut content: PageContent,
         range: Range<usize>,
-        fences: Fences<'_>,
-        page: View<'_, WORDS>,
+        fences: PageFences<'_>,
+        page: BytesPage<'_, WORDS>,
     ) -> bool {
         if content.lay_out(range.clone(), fences, page) {
             return true;
@@ -219,21 +221,21 @@ impl<const WORDS: usize> Bytes<WORDS> {
         content.lay_out(0..content.len(), fences, page)
     }
 
-    fn set_fences(page: View<'_, WORDS>, fences: Fences<'_>) {
-        let content = Content::of(page);
+    fn set_fences(page: BytesPage<'_, WORDS>, fences: PageFences<'_>) {
+        let content = PageContent::of(page);
         let all = 0..content.len();
         Self::lay_out_again(content, all, fences, page);
     }
 
     /// The number of slots with keys below `key`, or not above it.
-    fn slots_below(page: View<'_, WORDS>, key: &[u8], or_equal: bool) -> usize {
-        match Self::find(page, Front::of(page), key) {
+    fn slots_below(page: BytesPage<'_, WORDS>, key: &[u8], or_equal: bool) -> usize {
+        match Self::find(page, FrontWord::of(page), key) {
             Ok(slot) => slot + usize::from(or_equal),
             Err(place) => place,
         }
     }
 
-    fn window_slots(page: View<'_, WORDS>, window: &ScanWindow<'_, [u8]>) -> Range<usize> {
+    fn window_slots(page: BytesPage<'_, WORDS>, window: &ScanWindow<'_, [u8]>) -> Range<usize> {
         let first = match window.lower {
             Bound::Unbounded => 0,
             Bound::Included(key) => Self::slots_below(page, key, false),
@@ -247,15 +249,15 @@ impl<const WORDS: usize> Bytes<WORDS> {
         first..end.max(first)
     }
 
-    fn live_slot(page: View<'_, WORDS>, key: &[u8]) -> Option<(usize, Slot)> {
-        let front = Front::of(page);
+    fn live_slot(page: BytesPage<'_, WORDS>, key: &[u8]) -> Option<(usize, RecordSlot)> {
+        let front = FrontWord::of(page);
         let number = Self::find(page, front, key).ok()?;
-        let slot = Slot::at(page, front.first, number);
+        let slot = RecordSlot::at(page, front.first, number);
         (!slot.deleted).then_some((number, slot))
     }
 
     /// The value of a slot, if it can be a reference to a value block.
-    fn reference(page: View<'_, WORDS>, slot: Slot) -> Option<Vec<u8>> {
+    fn reference(page: BytesPage<'_, WORDS>, slot: RecordSlot) -> Option<Vec<u8>> {
         if slot.value != REFERENCE_BYTES {
             return None;
         }
@@ -264,21 +266,21 @@ impl<const WORDS: usize> Bytes<WORDS> {
         Some(reference)
     }
 
-    fn mark(page: View<'_, WORDS>, number: usize, deleted: bool) {
-        let (front, mut heap) = (Front::of(page), Heap::of(page));
-        let slot = Slot { deleted, ..Slot::at(page, front.first, number) };
+    fn mark(page: BytesPage<'_, WORDS>, number: usize, deleted: bool) {
+        let (front, mut heap) = (FrontWord::of(page), HeapWord::of(page));
+        let slot = RecordSlot { deleted, ..RecordSlot::at(page, front.first, number) };
         page.store(front.first + number, slot.to_word());
         heap.deleted = if deleted { heap.deleted + 1 } else { heap.deleted - 1 };
         heap.store(page);
     }
 
     /// Number of words that the merged page would take.
-    fn merged_words(left: View<'_, WORDS>, right: View<'_, WORDS>) -> usize {
-        let mut content = Content::of(left);
+    fn merged_words(left: BytesPage<'_, WORDS>, right: BytesPage<'_, WORDS>) -> usize {
+        let mut content = PageContent::of(left);
         content.append(right);
         content.drop_deleted();
         let (low, high) = (Self::low(left), Self::high(right));
-        let fences = Fences { low: &low, high: high.as_deref() };
+        let fences = PageFences { low: &low, high: high.as_deref() };
         content.words(&(0..content.len()), fences, is_inner(left))
     }
 }
@@ -370,44 +372,44 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         hash ^ hash >> 33
     }
 
-    fn low(page: View<'_, WORDS>) -> Vec<u8> {
+    fn low(page: BytesPage<'_, WORDS>) -> Vec<u8> {
         let mut low = Vec::new();
-        Self::copy_low(page, Front::of(page).low, &mut low);
+        Self::copy_low(page, FrontWord::of(page).low, &mut low);
         low
     }
 
-    fn high(page: View<'_, WORDS>) -> Option<Vec<u8>> {
+    fn high(page: BytesPage<'_, WORDS>) -> Option<Vec<u8>> {
         if page.high_is_infinite() {
             return None;
         }
-        let (front, mut high) = (Front::of(page), Vec::new());
+        let (front, mut high) = (FrontWord::of(page), Vec::new());
         Self::copy_low(page, front.prefix, &mut high);
         Self::copy_bytes(page, front.high_byte(), front.high_rest, &mut high);
         high.truncate(Self::max_key());
         Some(high)
     }
 
-    fn format_entries(page: View<'_, WORDS>, low: &[u8], high: Option<&[u8]>) {
-        let there = Content::default().lay_out(0..0, Fences { low, high }, page);
+    fn format_entries(page: BytesPage<'_, WORDS>, low: &[u8], high: Option<&[u8]>) {
+        let there = PageContent::default().lay_out(0..0, PageFences { low, high }, page);
         debug_assert!(there, "two fences fit a page");
     }
 
-    fn set_low(page: View<'_, WORDS>, low: &[u8]) {
+    fn set_low(page: BytesPage<'_, WORDS>, low: &[u8]) {
         let high = Self::high(page);
-        Self::set_fences(page, Fences { low, high: high.as_deref() });
+        Self::set_fences(page, PageFences { low, high: high.as_deref() });
     }
 
-    fn set_high(page: View<'_, WORDS>, high: Option<&[u8]>) {
+    fn set_high(page: BytesPage<'_, WORDS>, high: Option<&[u8]>) {
         if Self::high(page).as_deref() == high {
             return;
         }
         let low = Self::low(page);
-        Self::set_fences(page, Fences { low: &low, high });
+        Self::set_fences(page, PageFences { low: &low, high });
     }
 
     #[inline]
-    fn reach(page: View<'_, WORDS>, probe: Probe<'_, [u8]>) -> FencePosition {
-        let front = Front::of(page);
+    fn reach(page: BytesPage<'_, WORDS>, probe: Probe<'_, [u8]>) -> FencePosition {
+        let front = FrontWord::of(page);
         let beyond = |at_least: Ordering| {
             let key = match probe {
                 _ if page.high_is_infinite() => return false,
@@ -434,7 +436,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         }
     }
 
-    fn leaf_get(page: View<'_, WORDS>, key: &[u8]) -> Option<Vec<u8>> {
+    fn leaf_get(page: BytesPage<'_, WORDS>, key: &[u8]) -> Option<Vec<u8>> {
         let (_, slot) = Self::live_slot(page, key)?;
         let mut value =
             Vec::with_capacity(slot.value.min(Self::most_words() * 8).next_multiple_of(8));
@@ -442,23 +444,23 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         Some(value)
     }
 
-    fn leaf_reference(page: View<'_, WORDS>, key: &[u8]) -> Option<Vec<u8>> {
+    fn leaf_reference(page: BytesPage<'_, WORDS>, key: &[u8]) -> Option<Vec<u8>> {
         let (_, slot) = Self::live_slot(page, key)?;
         Self::reference(page, slot)
     }
 
     fn leaf_collect(
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         window: &ScanWindow<'_, [u8]>,
         out: &mut Vec<(Vec<u8>, Vec<u8>)>,
     ) -> usize {
         let before = out.len();
-        let front = Front::of(page);
+        let front = FrontWord::of(page);
         let mut slots = Self::window_slots(page, window);
         while out.len() - before < window.limit
             && let Some(number) = if window.reverse { slots.next_back() } else { slots.next() }
         {
-            let slot = Slot::at(page, front.first, number);
+            let slot = RecordSlot::at(page, front.first, number);
             if slot.deleted {
                 continue;
             }
@@ -471,11 +473,11 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         out.len() - before
     }
 
-    fn leaf_insert(page: View<'_, WORDS>, key: &[u8], value: &[u8]) -> LeafInsert {
-        let front = Front::of(page);
+    fn leaf_insert(page: BytesPage<'_, WORDS>, key: &[u8], value: &[u8]) -> LeafInsert {
+        let front = FrontWord::of(page);
         let at = Self::find(page, front, key);
         if let Ok(number) = at
-            && !Slot::at(page, front.first, number).deleted
+            && !RecordSlot::at(page, front.first, number).deleted
         {
             return LeafInsert::Exists;
         }
@@ -489,8 +491,8 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         }
     }
 
-    fn leaf_replace(page: View<'_, WORDS>, key: &[u8], value: &[u8]) -> LeafReplace<Vec<u8>> {
-        let front = Front::of(page);
+    fn leaf_replace(page: BytesPage<'_, WORDS>, key: &[u8], value: &[u8]) -> LeafReplace<Vec<u8>> {
+        let front = FrontWord::of(page);
         let Some((number, slot)) = Self::live_slot(page, key) else { return LeafReplace::Absent };
         let Some(suffix) = Self::suffix_of(page, front, key) else { return LeafReplace::Absent };
         if Self::check_record(key, value).is_err() {
@@ -504,29 +506,29 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         }
     }
 
-    fn leaf_has_room(page: View<'_, WORDS>, key: &[u8], value: &[u8]) -> bool {
-        let front = Front::of(page);
+    fn leaf_has_room(page: BytesPage<'_, WORDS>, key: &[u8], value: &[u8]) -> bool {
+        let front = FrontWord::of(page);
         let at = Self::find(page, front, key);
         Self::check_record(key, value).is_ok()
             && Self::suffix_of(page, front, key).is_some_and(|suffix| {
-                Self::room_for(page, at, value.len(), suffix.len()) != Room::Nowhere
+                Self::room_for(page, at, value.len(), suffix.len()) != RecordSpace::Nowhere
             })
     }
 
-    fn leaf_delete(page: View<'_, WORDS>, key: &[u8]) -> LeafDelete<Vec<u8>> {
+    fn leaf_delete(page: BytesPage<'_, WORDS>, key: &[u8]) -> LeafDelete<Vec<u8>> {
         let Some((number, slot)) = Self::live_slot(page, key) else { return LeafDelete::Absent };
         Self::mark(page, number, true);
-        let words = 3..(Front::of(page).first + page.count()).min(Self::size(page));
+        let words = 3..(FrontWord::of(page).first + page.count()).min(Self::size(page));
         LeafDelete::Deleted(words.into(), Self::reference(page, slot))
     }
 
-    fn leaf_compact(page: View<'_, WORDS>) -> usize {
-        let (count, deleted) = (page.count(), Heap::of(page).deleted);
+    fn leaf_compact(page: BytesPage<'_, WORDS>) -> usize {
+        let (count, deleted) = (page.count(), HeapWord::of(page).deleted);
         if deleted == 0 {
             return 0;
         }
         let fences = OwnFences::of(page);
-        let mut content = Content::of(page);
+        let mut content = PageContent::of(page);
         content.drop_deleted();
         let there = content.lay_out(0..content.len(), fences.as_ref(), page);
         debug_assert!(there, "fewer entries need less room");
@@ -534,25 +536,25 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         count - page.count()
     }
 
-    fn deleted_count(page: View<'_, WORDS>) -> usize {
-        Heap::of(page).deleted
+    fn deleted_count(page: BytesPage<'_, WORDS>) -> usize {
+        HeapWord::of(page).deleted
     }
 
     fn record_window(_key: &[u8]) -> Range<usize> {
         HEADER_WORDS..Self::page_words()
     }
 
-    fn search_words(page: View<'_, WORDS>) -> Range<usize> {
-        HEADER_WORDS..(Front::of(page).first + page.count()).min(Self::size(page))
+    fn search_words(page: BytesPage<'_, WORDS>) -> Range<usize> {
+        HEADER_WORDS..(FrontWord::of(page).first + page.count()).min(Self::size(page))
     }
 
     #[inline]
-    fn inner_child_word(page: View<'_, WORDS>, slot: usize) -> usize {
-        Slot::at(page, Front::of(page).first, slot).record % Self::size(page)
+    fn inner_child_word(page: BytesPage<'_, WORDS>, slot: usize) -> usize {
+        RecordSlot::at(page, FrontWord::of(page).first, slot).record % Self::size(page)
     }
 
     #[inline]
-    fn inner_slot(page: View<'_, WORDS>, probe: Probe<'_, [u8]>) -> usize {
+    fn inner_slot(page: BytesPage<'_, WORDS>, probe: Probe<'_, [u8]>) -> usize {
         let not_above = match probe {
             Probe::At(key) => Self::slots_below(page, key, true),
             Probe::Before(key) => Self::slots_below(page, key, false),
@@ -562,29 +564,29 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     }
 
     #[inline]
-    fn inner_child(page: View<'_, WORDS>, slot: usize) -> GlobalAddr {
+    fn inner_child(page: BytesPage<'_, WORDS>, slot: usize) -> GlobalAddr {
         if slot >= page.count() {
             return GlobalAddr::NULL;
         }
         GlobalAddr::from_bits(page.load(Self::inner_child_word(page, slot)))
     }
 
-    fn inner_set_child(page: View<'_, WORDS>, slot: usize, child: GlobalAddr) {
+    fn inner_set_child(page: BytesPage<'_, WORDS>, slot: usize, child: GlobalAddr) {
         page.store(Self::inner_child_word(page, slot), child.to_bits());
     }
 
-    fn inner_key(page: View<'_, WORDS>, slot: usize) -> Vec<u8> {
+    fn inner_key(page: BytesPage<'_, WORDS>, slot: usize) -> Vec<u8> {
         if slot == 0 {
             return Self::low(page);
         }
-        let (front, mut key) = (Front::of(page), Vec::new());
+        let (front, mut key) = (FrontWord::of(page), Vec::new());
         Self::copy_low(page, front.prefix, &mut key);
-        Slot::at(page, front.first, slot).copy_suffix(page, &mut key);
+        RecordSlot::at(page, front.first, slot).copy_suffix(page, &mut key);
         key
     }
 
-    fn inner_insert(page: View<'_, WORDS>, key: &[u8], child: GlobalAddr) -> bool {
-        let front = Front::of(page);
+    fn inner_insert(page: BytesPage<'_, WORDS>, key: &[u8], child: GlobalAddr) -> bool {
+        let front = FrontWord::of(page);
         let value = child.to_bits().to_le_bytes();
         if page.count() == 0 {
             return Self::put(page, Err(0), (key, &[]), &value).is_some();
@@ -594,68 +596,68 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
             .is_some_and(|suffix| Self::put(page, at, (key, suffix), &value).is_some())
     }
 
-    fn inner_has_room(page: View<'_, WORDS>, key: &[u8]) -> bool {
-        let suffix = Self::suffix_of(page, Front::of(page), key);
+    fn inner_has_room(page: BytesPage<'_, WORDS>, key: &[u8]) -> bool {
+        let suffix = Self::suffix_of(page, FrontWord::of(page), key);
         suffix.is_some_and(|suffix| {
-            Self::room_for(page, Err(page.count()), 8, suffix.len()) != Room::Nowhere
+            Self::room_for(page, Err(page.count()), 8, suffix.len()) != RecordSpace::Nowhere
         })
     }
 
-    fn inner_remove(page: View<'_, WORDS>, slot: usize) {
-        let (front, mut heap, count) = (Front::of(page), Heap::of(page), page.count());
-        heap.garbage += Slot::at(page, front.first, slot).words();
+    fn inner_remove(page: BytesPage<'_, WORDS>, slot: usize) {
+        let (front, mut heap, count) = (FrontWord::of(page), HeapWord::of(page), page.count());
+        heap.garbage += RecordSlot::at(page, front.first, slot).words();
         for number in slot + 1..count {
             page.store(front.first + number - 1, page.load(front.first + number));
         }
         page.set_count(count - 1);
         if slot == 0 && count > 1 {
-            let first = Slot::at(page, front.first, 0);
+            let first = RecordSlot::at(page, front.first, 0);
             heap.garbage += first.words() - 1;
-            page.store(front.first, Slot { head: 0, suffix: 0, ..first }.to_word());
+            page.store(front.first, RecordSlot { head: 0, suffix: 0, ..first }.to_word());
         }
         heap.store(page);
     }
 
-    fn inner_set_key(page: View<'_, WORDS>, slot: usize, key: &[u8]) -> bool {
+    fn inner_set_key(page: BytesPage<'_, WORDS>, slot: usize, key: &[u8]) -> bool {
         if slot == 0 {
             return true; // P5: it is the low fence
         }
-        let front = Front::of(page);
+        let front = FrontWord::of(page);
         let child = Self::inner_child(page, slot).to_bits().to_le_bytes();
         Self::suffix_of(page, front, key)
             .is_some_and(|suffix| Self::put(page, Ok(slot), (key, suffix), &child).is_some())
     }
 
-    fn inner_can_set_key(page: View<'_, WORDS>, slot: usize, key: &[u8]) -> bool {
-        let suffix = Self::suffix_of(page, Front::of(page), key);
+    fn inner_can_set_key(page: BytesPage<'_, WORDS>, slot: usize, key: &[u8]) -> bool {
+        let suffix = Self::suffix_of(page, FrontWord::of(page), key);
         slot == 0
             || suffix.is_some_and(|suffix| {
-                Self::room_for(page, Ok(slot), 8, suffix.len()) != Room::Nowhere
+                Self::room_for(page, Ok(slot), 8, suffix.len()) != RecordSpace::Nowhere
             })
     }
 
-    fn weight(page: View<'_, WORDS>) -> usize {
+    fn weight(page: BytesPage<'_, WORDS>) -> usize {
         Self::used(page)
     }
 
-    fn record_weight(page: View<'_, WORDS>, key: &[u8]) -> usize {
+    fn record_weight(page: BytesPage<'_, WORDS>, key: &[u8]) -> usize {
         Self::live_slot(page, key).map_or(0, |(_, slot)| 1 + slot.words())
     }
 
     /// Whether there is no room even for an entry without a record, or for a child with its word.
-    fn is_full(page: View<'_, WORDS>) -> bool {
+    fn is_full(page: BytesPage<'_, WORDS>) -> bool {
         let least = 1 + usize::from(is_inner(page));
         HEADER_WORDS + Self::used(page) + least > Self::size(page)
     }
 
-    fn clear_unused(page: View<'_, WORDS>) {
+    fn clear_unused(page: BytesPage<'_, WORDS>) {
         // Clear garbage in the heap too. Otherwise the same node could have different checksums in
         // the frame and in the pool (P10).
-        let first = Front::of(page).first;
+        let first = FrontWord::of(page).first;
         let end = (first + page.count()).min(Self::size(page));
-        let mut is_used = [false; MOST_PAGE_WORDS];
+        let mut is_used = [false; MAX_PAGE_WORDS];
         for slot in 0..end - first {
-            let slot = Slot::at(page, first, slot);
+            let slot = RecordSlot::at(page, first, slot);
             let words = slot.record.min(Self::size(page))
                 ..(slot.record + slot.words()).min(Self::size(page));
             is_used[words].fill(true);
@@ -665,10 +667,13 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
             .for_each(|index| page.store(index, 0));
     }
 
-    fn split_plan(page: View<'_, WORDS>, pending: Option<&Entry<Self>>) -> SplitPlan<Vec<u8>> {
+    fn split_plan(
+        page: BytesPage<'_, WORDS>,
+        pending: Option<&OverflowEntry<Self>>,
+    ) -> SplitPlan<Vec<u8>> {
         let fences = OwnFences::of(page);
         let inner = is_inner(page);
-        let mut content = Content::of(page);
+        let mut content = PageContent::of(page);
         content.drop_deleted();
         let place = pending.map(|entry| {
             let at = content.find(entry.key());
@@ -676,13 +681,13 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
             let place = at.unwrap_or_else(|place| place);
             let child = [0; 8];
             let value = match entry {
-                Entry::Record(_, value) => value,
-                Entry::Child(..) => &child[..],
+                OverflowEntry::Record(_, value) => value,
+                OverflowEntry::Child(..) => &child[..],
             };
             content.splice(place, replaced, entry.key(), value);
             place
         });
-        let run = match Heap::of(page).deleted {
+        let run = match HeapWord::of(page).deleted {
             0 => page.trend().divide(page.count(), place),
             _ => None,
         };
@@ -712,56 +717,56 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     }
 
     fn split_copy(
-        left: View<'_, WORDS>,
-        right: View<'_, WORDS>,
+        left: BytesPage<'_, WORDS>,
+        right: BytesPage<'_, WORDS>,
         right_at: GlobalAddr,
         plan: &SplitPlan<Vec<u8>>,
     ) {
         let high = Self::high(left);
         right.format_empty(right_at, left.level(), &plan.separator, high.as_deref());
         right.set_sibling(left.sibling());
-        let content = Content::of(left);
-        let fences = Fences { low: &plan.separator, high: high.as_deref() };
+        let content = PageContent::of(left);
+        let fences = PageFences { low: &plan.separator, high: high.as_deref() };
         let upper = plan.slot.min(content.len())..content.len();
         Self::lay_out_again(content, upper, fences, right);
     }
 
-    fn split_truncate(left: View<'_, WORDS>, plan: &SplitPlan<Vec<u8>>) {
+    fn split_truncate(left: BytesPage<'_, WORDS>, plan: &SplitPlan<Vec<u8>>) {
         let low = Self::low(left);
-        let content = Content::of(left);
-        let fences = Fences { low: &low, high: Some(&plan.separator) };
+        let content = PageContent::of(left);
+        let fences = PageFences { low: &low, high: Some(&plan.separator) };
         let lower = 0..plan.slot.min(content.len());
         Self::lay_out_again(content, lower, fences, left);
     }
 
-    fn fences_grow(page: View<'_, WORDS>, low: &[u8], high: Option<&[u8]>) -> bool {
-        Fences { low, high }.words() > Front::of(page).first
+    fn fences_grow(page: BytesPage<'_, WORDS>, low: &[u8], high: Option<&[u8]>) -> bool {
+        PageFences { low, high }.words() > FrontWord::of(page).first
     }
 
-    fn trim(page: View<'_, WORDS>, low: &[u8], high: Option<&[u8]>) -> bool {
+    fn trim(page: BytesPage<'_, WORDS>, low: &[u8], high: Option<&[u8]>) -> bool {
         let first = match is_inner(page) {
             true => Self::inner_slot(page, Probe::At(low)),
             false => Self::slots_below(page, low, false),
         };
         let end = high.map_or(page.count(), |high| Self::slots_below(page, high, false));
-        let content = Content::of(page);
+        let content = PageContent::of(page);
         let there =
-            Self::try_lay_out_again(content, first..end.max(first), Fences { low, high }, page);
+            Self::try_lay_out_again(content, first..end.max(first), PageFences { low, high }, page);
         if there && first > 0 {
             page.forget_trend();
         }
         there
     }
 
-    fn leaf_sum(page: View<'_, WORDS>) -> u64 {
-        let front = Front::of(page);
+    fn leaf_sum(page: BytesPage<'_, WORDS>) -> u64 {
+        let front = FrontWord::of(page);
         // The sum covers more than the keys. With new slots and an old top of the heap, the next
         // record would overwrite theirs, and an old slot of the same key points to an old record.
         let header = [SELF_WORD, FRONT_WORD, HEAP_WORD, META_WORD].map(|word| page.load(word));
         let fences = (HEADER_WORDS..front.first).map(|word| page.load(word));
         let mut rest = Vec::new();
         let slots = (0..page.count()).map(|number| {
-            let slot = Slot::at(page, front.first, number);
+            let slot = RecordSlot::at(page, front.first, number);
             slot.copy_suffix(page, &mut rest);
             slot.to_word()
         });
@@ -769,38 +774,38 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
         sum ^ Self::hash(&rest)
     }
 
-    fn fits_merged(left: View<'_, WORDS>, right: View<'_, WORDS>) -> bool {
+    fn fits_merged(left: BytesPage<'_, WORDS>, right: BytesPage<'_, WORDS>) -> bool {
         // Leave an eighth of a page free, so that the next insert does not split it at once.
         Self::merged_words(left, right) <= Self::size(left) - Self::full() / 8
     }
 
-    fn merge(left: View<'_, WORDS>, right: View<'_, WORDS>) {
+    fn merge(left: BytesPage<'_, WORDS>, right: BytesPage<'_, WORDS>) {
         let (low, high) = (Self::low(left), Self::high(right));
-        let mut content = Content::of(left);
+        let mut content = PageContent::of(left);
         content.append(right);
-        let fences = Fences { low: &low, high: high.as_deref() };
+        let fences = PageFences { low: &low, high: high.as_deref() };
         let all = 0..content.len();
         Self::lay_out_again(content, all, fences, left);
         left.forget_trend();
         left.set_sibling(right.sibling());
     }
 
-    fn merge_keeping_prefix(left: View<'_, WORDS>, right: View<'_, WORDS>) {
-        let Front { prefix, .. } = Front::of(left);
+    fn merge_keeping_prefix(left: BytesPage<'_, WORDS>, right: BytesPage<'_, WORDS>) {
+        let FrontWord { prefix, .. } = FrontWord::of(left);
         Self::merge(left, right);
-        Front { prefix, ..Front::of(left) }.store(left);
+        FrontWord { prefix, ..FrontWord::of(left) }.store(left);
     }
 
     fn rebalance(
-        left: View<'_, WORDS>,
-        right: View<'_, WORDS>,
+        left: BytesPage<'_, WORDS>,
+        right: BytesPage<'_, WORDS>,
         fits: impl Fn(&[u8]) -> bool,
     ) -> Option<Vec<u8>> {
         let (low, high) = (Self::low(left), Self::high(right));
         let (lefts, rights) = (Self::used(left), Self::used(right));
-        let mut content = Content::of(left);
+        let mut content = PageContent::of(left);
         content.append(right);
-        let fences = Fences { low: &low, high: high.as_deref() };
+        let fences = PageFences { low: &low, high: high.as_deref() };
         let (inner, count) = (is_inner(left), content.len());
         let division = divide(&content, fences, inner, None, Self::size(left), fits)?;
         let (lower, upper) = halves(fences, &division.separator);
@@ -819,7 +824,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn fill_leaf(
         filling: &mut Filling,
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         (key, value): (&[u8], &[u8]),
         fill: usize,
     ) -> bool {
@@ -828,7 +833,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn fill_inner(
         filling: &mut Filling,
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         (key, child): (&[u8], GlobalAddr),
         fill: usize,
     ) -> bool {
@@ -838,7 +843,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
             && filling.add(page, (key, &child.to_bits().to_le_bytes()), fill, 2)
     }
 
-    fn is_filled(filling: &Filling, _page: View<'_, WORDS>, fill: usize) -> bool {
+    fn is_filled(filling: &Filling, _page: BytesPage<'_, WORDS>, fill: usize) -> bool {
         filling.is_filled::<WORDS>(fill)
     }
 
@@ -848,7 +853,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn fill_leaf_end(
         filling: Filling,
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         high: Option<&[u8]>,
     ) -> Option<(Vec<u8>, (Vec<u8>, Vec<u8>))> {
         filling.end_leaf(page, high)
@@ -856,7 +861,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn fill_inner_end(
         filling: Filling,
-        page: View<'_, WORDS>,
+        page: BytesPage<'_, WORDS>,
         high: Option<&[u8]>,
     ) -> Option<(Vec<u8>, GlobalAddr)> {
         filling.end_inner(page, high)

@@ -35,10 +35,10 @@
 //!   the right one. Plans depend on keys and lengths only (layout.Y7).
 //! - bytes.Y8. A change that finds no room changes nothing (layout.Y8).
 //! - bytes.Y9. A new record goes to words of the heap that no slot refers to, and these words are
-//!   WRITTEN before the front of the page ([`super::Words::writes`]). So between the two WRITEs,
-//!   the pool has the page's old content. A change that overwrites words to which a slot in the
-//!   pool may refer counts as a new layout of the whole page, and includes the page's last word:
-//!   while it is being WRITTEN, the stamp is invalid.
+//!   WRITTEN before the front of the page ([`super::PageWords::writes`]). So between the two
+//!   WRITEs, the pool has the page's old content. A change that overwrites words to which a slot in
+//!   the pool may refer counts as a new layout of the whole page, and includes the page's last
+//!   word: while it is being WRITTEN, the stamp is invalid.
 //! - bytes.Y10. A record with unchanged lengths is replaced in place if its value is one word. Any
 //!   other record that is not larger than the old one is replaced in place only if there is no
 //!   other room. Garbage is reclaimed when an entry needs it.

@@ -2,13 +2,13 @@
 //!
 //! *Thread safety*: plain functions over private memory.
 
-use super::content::{Content, Fences, shared};
+use super::content::{PageContent, PageFences, shared};
 use super::slots::HEAD_BYTES;
 use std::ops::Range;
 
 /// A division of entries between two pages.
 #[derive(Debug)]
-pub(super) struct Division {
+pub(super) struct EntryDivision {
     /// The number of entries of the left page.
     pub(super) at: usize,
     /// The low fence of the right page.
@@ -27,13 +27,13 @@ pub(super) fn shortest<'k>(below: &[u8], above: &'k [u8]) -> &'k [u8] {
 /// be the first of the right page, because that page does not keep the key of its first child.
 /// `fits` can reject separators.
 pub(super) fn divide(
-    content: &Content,
-    fences: Fences<'_>,
+    content: &PageContent,
+    fences: PageFences<'_>,
     inner: bool,
     pending: Option<usize>,
     words: usize,
     fits: impl Fn(&[u8]) -> bool,
-) -> Option<Division> {
+) -> Option<EntryDivision> {
     let (count, prefix) = (content.len(), fences.prefix());
     let mut before = 0;
     let sizes: Vec<usize> = (0..count).map(|number| content.entry_words(number, prefix)).collect();
@@ -63,18 +63,18 @@ pub(super) fn divide(
             && fits(separator)
     };
     let (_, at, separator) = *candidates.iter().find(fitting)?;
-    Some(Division { at, separator: separator.to_vec() })
+    Some(EntryDivision { at, separator: separator.to_vec() })
 }
 
 /// Divides entries after the first `at`, if both pages have room for theirs. The place of `pending`
 /// is as for [`divide`]; neither page may have this entry alone.
 pub(super) fn divide_at(
-    content: &Content,
-    fences: Fences<'_>,
+    content: &PageContent,
+    fences: PageFences<'_>,
     inner: bool,
     (at, pending): (usize, Option<usize>),
     words: usize,
-) -> Option<Division> {
+) -> Option<EntryDivision> {
     let count = content.len();
     let is_alone = |range: Range<usize>| range.len() == 1 && pending == Some(range.start);
     if at == 0 || at >= count || is_alone(0..at) || is_alone(at..count) {
@@ -94,7 +94,7 @@ pub(super) fn divide_at(
         true => above.to_vec(),
         false => shortest(below, above).to_vec(),
     });
-    fits(&separator).then_some(Division { at, separator })
+    fits(&separator).then_some(EntryDivision { at, separator })
 }
 
 /// A string above the keys that a run will insert behind `key` for a long time: with it as the high
@@ -113,8 +113,8 @@ fn beyond(key: &[u8]) -> Option<Vec<u8>> {
 /// The first and the last leaf of an index have no prefix, so they are full long before they would
 /// be with fences that begin like their keys.
 pub(super) fn fence_beyond(
-    content: &Content,
-    fences: Fences<'_>,
+    content: &PageContent,
+    fences: PageFences<'_>,
     place: usize,
     words: usize,
 ) -> Option<Vec<u8>> {
@@ -128,14 +128,17 @@ pub(super) fn fence_beyond(
         return None;
     }
     let after = match is_last {
-        true => Fences { low: fences.low, high: Some(&fence) },
-        false => Fences { low: &fence, high: fences.high },
+        true => PageFences { low: fences.low, high: Some(&fence) },
+        false => PageFences { low: &fence, high: fences.high },
     };
     (content.words(&(0..count), after, false) <= words - words / 4).then_some(fence)
 }
 
 /// The fences of the two pages on either side of a separator.
-pub(super) fn halves<'k>(fences: Fences<'k>, separator: &'k [u8]) -> (Fences<'k>, Fences<'k>) {
-    let left = Fences { low: fences.low, high: Some(separator) };
-    (left, Fences { low: separator, high: fences.high })
+pub(super) fn halves<'k>(
+    fences: PageFences<'k>,
+    separator: &'k [u8],
+) -> (PageFences<'k>, PageFences<'k>) {
+    let left = PageFences { low: fences.low, high: Some(separator) };
+    (left, PageFences { low: separator, high: fences.high })
 }

@@ -21,7 +21,7 @@ thread_local! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes<const WORDS: usize = 128>;
 
-pub(super) type View<'a, const WORDS: usize> = Page<'a, Bytes<WORDS>>;
+pub(super) type BytesPage<'a, const WORDS: usize> = Page<'a, Bytes<WORDS>>;
 
 /// Word 2, the front.
 pub(super) const FRONT_WORD: usize = LOW_WORD;
@@ -33,16 +33,16 @@ const FENCE_BYTE: usize = HEADER_WORDS * 8;
 /// Number of bytes of a suffix that its slot holds.
 pub(super) const HEAD_BYTES: usize = 4;
 /// Words of the largest page: offsets must fit a slot.
-pub(super) const MOST_PAGE_WORDS: usize = 512;
+pub(super) const MAX_PAGE_WORDS: usize = 512;
 /// The largest value in a record. A slot with a larger length would mean a block outside the page.
-pub(super) const LONGEST_VALUE: usize = 1022;
+pub(super) const MAX_VALUE: usize = 1022;
 
 impl<const WORDS: usize> Bytes<WORDS> {
     pub(super) const IS_SENSIBLE: () = assert!(WORDS == CHOSEN || is_size(WORDS));
 
     /// Words of this page.
     #[inline]
-    pub(super) fn size(page: View<'_, WORDS>) -> usize {
+    pub(super) fn size(page: BytesPage<'_, WORDS>) -> usize {
         // Not asked of the page if it is a constant, so that programs compute with the constant.
         if WORDS == CHOSEN { page.words().len() } else { WORDS }
     }
@@ -64,17 +64,17 @@ impl<const WORDS: usize> Bytes<WORDS> {
     /// even if nothing of the key is cut off.
     pub fn longest_value_beside(key: usize) -> usize {
         let most = (Self::most_words() - 1) * 8 - key.saturating_sub(HEAD_BYTES);
-        most.min(LONGEST_VALUE)
+        most.min(MAX_VALUE)
     }
 
     #[inline]
-    pub(super) fn word(page: View<'_, WORDS>, index: usize) -> u64 {
+    pub(super) fn word(page: BytesPage<'_, WORDS>, index: usize) -> u64 {
         page.load(index & (Self::size(page) - 1))
     }
 
     /// Reads eight bytes, starting at byte `at`, as a big-endian number.
     #[inline]
-    fn eight_bytes(page: View<'_, WORDS>, at: usize) -> u64 {
+    fn eight_bytes(page: BytesPage<'_, WORDS>, at: usize) -> u64 {
         let (index, shift) = (at / 8, at % 8 * 8);
         let low = Self::word(page, index);
         let bytes = match shift {
@@ -86,7 +86,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
     /// Compares `length` bytes of the page, starting at byte `at`, with `other`.
     #[inline]
-    fn compare(page: View<'_, WORDS>, at: usize, length: usize, other: &[u8]) -> Ordering {
+    fn compare(page: BytesPage<'_, WORDS>, at: usize, length: usize, other: &[u8]) -> Ordering {
         let both = length.min(other.len());
         for (number, chunk) in other[..both].chunks(8).enumerate() {
             let mut padded = [0; 8];
@@ -102,7 +102,12 @@ impl<const WORDS: usize> Bytes<WORDS> {
     }
 
     /// Appends `length` bytes of the page, starting at byte `at`.
-    pub(super) fn copy_bytes(page: View<'_, WORDS>, at: usize, length: usize, to: &mut Vec<u8>) {
+    pub(super) fn copy_bytes(
+        page: BytesPage<'_, WORDS>,
+        at: usize,
+        length: usize,
+        to: &mut Vec<u8>,
+    ) {
         let length = length.min(Self::size(page) * 8);
         let end = to.len() + length;
         for number in 0..length.div_ceil(8) {
@@ -114,7 +119,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
 /// Whether pages can have this number of words.
 const fn is_size(words: usize) -> bool {
-    words.is_power_of_two() && words >= 32 && words <= MOST_PAGE_WORDS
+    words.is_power_of_two() && words >= 32 && words <= MAX_PAGE_WORDS
 }
 
 impl Bytes<CHOSEN> {
@@ -157,16 +162,16 @@ pub(super) fn head_of(suffix: &[u8]) -> u32 {
 
 /// Word 2: lengths in bytes, and the position of the first slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Front {
+pub(super) struct FrontWord {
     pub(super) low: usize,
     pub(super) high_rest: usize,
     pub(super) prefix: usize,
     pub(super) first: usize,
 }
 
-impl Front {
+impl FrontWord {
     #[inline]
-    pub(super) fn of<const WORDS: usize>(page: View<'_, WORDS>) -> Self {
+    pub(super) fn of<const WORDS: usize>(page: BytesPage<'_, WORDS>) -> Self {
         let word = page.load(FRONT_WORD);
         let field = |shift: u32| (word >> shift) as u16 as usize;
         let low = field(48).min(Bytes::<WORDS>::max_key());
@@ -178,7 +183,7 @@ impl Front {
         }
     }
 
-    pub(super) fn store<const WORDS: usize>(self, page: View<'_, WORDS>) {
+    pub(super) fn store<const WORDS: usize>(self, page: BytesPage<'_, WORDS>) {
         let Self { low, high_rest, prefix, first } = self;
         let word = (low as u64) << 48 | (high_rest as u64) << 32 | (prefix as u64) << 16;
         page.store(FRONT_WORD, word | first as u64);
@@ -193,15 +198,15 @@ impl Front {
 
 /// Word 3.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heap {
+pub(super) struct HeapWord {
     pub(super) top: usize,
     pub(super) garbage: usize,
     pub(super) deleted: usize,
 }
 
-impl Heap {
+impl HeapWord {
     #[inline]
-    pub(super) fn of<const WORDS: usize>(page: View<'_, WORDS>) -> Self {
+    pub(super) fn of<const WORDS: usize>(page: BytesPage<'_, WORDS>) -> Self {
         let word = page.load(HEAP_WORD);
         let field = |shift: u32| (word >> shift) as u16 as usize;
         let top = field(48).clamp(HEADER_WORDS, Bytes::size(page));
@@ -212,7 +217,7 @@ impl Heap {
         }
     }
 
-    pub(super) fn store<const WORDS: usize>(self, page: View<'_, WORDS>) {
+    pub(super) fn store<const WORDS: usize>(self, page: BytesPage<'_, WORDS>) {
         let Self { top, garbage, deleted } = self;
         page.store(HEAP_WORD, (top as u64) << 48 | (garbage as u64) << 32 | (deleted as u64) << 16);
     }
@@ -220,7 +225,7 @@ impl Heap {
 
 /// One slot, decoded: the start of the key, and the position and lengths of the record.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
+pub(super) struct RecordSlot {
     pub(super) head: u32,
     pub(super) record: usize,
     pub(super) suffix: usize,
@@ -228,7 +233,7 @@ pub(super) struct Slot {
     pub(super) deleted: bool,
 }
 
-impl Slot {
+impl RecordSlot {
     #[inline]
     fn from_word(word: u64) -> Self {
         Self {
@@ -241,7 +246,11 @@ impl Slot {
     }
 
     #[inline]
-    pub(super) fn at<const WORDS: usize>(page: View<'_, WORDS>, first: usize, slot: usize) -> Self {
+    pub(super) fn at<const WORDS: usize>(
+        page: BytesPage<'_, WORDS>,
+        first: usize,
+        slot: usize,
+    ) -> Self {
         Self::from_word(Bytes::<WORDS>::word(page, first + slot))
     }
 
@@ -264,7 +273,11 @@ impl Slot {
 
     /// Compares the suffix with another one that has the same head.
     #[inline]
-    fn compare_rest<const WORDS: usize>(self, page: View<'_, WORDS>, other: &[u8]) -> Ordering {
+    fn compare_rest<const WORDS: usize>(
+        self,
+        page: BytesPage<'_, WORDS>,
+        other: &[u8],
+    ) -> Ordering {
         if self.suffix <= HEAD_BYTES || other.len() <= HEAD_BYTES {
             // The padding is zero, so with equal heads, one of these short suffixes is a prefix of
             // the other.
@@ -275,7 +288,11 @@ impl Slot {
     }
 
     /// Appends the suffix.
-    pub(super) fn copy_suffix<const WORDS: usize>(self, page: View<'_, WORDS>, to: &mut Vec<u8>) {
+    pub(super) fn copy_suffix<const WORDS: usize>(
+        self,
+        page: BytesPage<'_, WORDS>,
+        to: &mut Vec<u8>,
+    ) {
         let head = self.head.to_be_bytes();
         to.extend_from_slice(&head[..self.suffix.min(HEAD_BYTES)]);
         if self.suffix > HEAD_BYTES {
@@ -285,7 +302,11 @@ impl Slot {
     }
 
     /// Appends the value.
-    pub(super) fn copy_value<const WORDS: usize>(self, page: View<'_, WORDS>, to: &mut Vec<u8>) {
+    pub(super) fn copy_value<const WORDS: usize>(
+        self,
+        page: BytesPage<'_, WORDS>,
+        to: &mut Vec<u8>,
+    ) {
         let length = self.value.min(Bytes::<WORDS>::most_words() * 8);
         Bytes::<WORDS>::copy_bytes(page, self.record * 8, length, to);
     }
@@ -300,7 +321,7 @@ enum Relative<'k> {
 }
 
 impl<const WORDS: usize> Bytes<WORDS> {
-    fn relative<'k>(page: View<'_, WORDS>, front: Front, key: &'k [u8]) -> Relative<'k> {
+    fn relative<'k>(page: BytesPage<'_, WORDS>, front: FrontWord, key: &'k [u8]) -> Relative<'k> {
         let shared = front.prefix.min(key.len());
         match Self::compare(page, FENCE_BYTE, shared, &key[..shared]) {
             Ordering::Less => Relative::Above,
@@ -325,9 +346,13 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
     /// The slot with this suffix, or the position where it would be inserted.
     #[inline]
-    fn find_suffix(page: View<'_, WORDS>, first: usize, suffix: &[u8]) -> Result<usize, usize> {
+    fn find_suffix(
+        page: BytesPage<'_, WORDS>,
+        first: usize,
+        suffix: &[u8],
+    ) -> Result<usize, usize> {
         let (count, head) = (page.count(), head_of(suffix));
-        let slot = |number| Slot::at(page, first, number);
+        let slot = |number| RecordSlot::at(page, first, number);
         // Equal heads form a run; only within it are records read.
         let begin = Self::partition(0..count, |number| slot(number).head < head);
         let end = Self::partition(begin..count, |number| slot(number).head <= head);
@@ -341,7 +366,11 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
     /// The slot of `key`, deleted or not, or the position where it would be inserted.
     #[inline]
-    pub(super) fn find(page: View<'_, WORDS>, front: Front, key: &[u8]) -> Result<usize, usize> {
+    pub(super) fn find(
+        page: BytesPage<'_, WORDS>,
+        front: FrontWord,
+        key: &[u8],
+    ) -> Result<usize, usize> {
         #[cfg(test)]
         SEARCHES.set(SEARCHES.get() + 1);
         match Self::relative(page, front, key) {
@@ -353,8 +382,8 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
     /// The suffix of `key`; `None` if it does not begin with the page's prefix.
     pub(super) fn suffix_of<'k>(
-        page: View<'_, WORDS>,
-        front: Front,
+        page: BytesPage<'_, WORDS>,
+        front: FrontWord,
         key: &'k [u8],
     ) -> Option<&'k [u8]> {
         match Self::relative(page, front, key) {
@@ -365,13 +394,21 @@ impl<const WORDS: usize> Bytes<WORDS> {
 
     /// Compares the low fence with `key`.
     #[inline]
-    pub(super) fn compare_low(page: View<'_, WORDS>, front: Front, key: &[u8]) -> Ordering {
+    pub(super) fn compare_low(
+        page: BytesPage<'_, WORDS>,
+        front: FrontWord,
+        key: &[u8],
+    ) -> Ordering {
         Self::compare(page, FENCE_BYTE, front.low, key)
     }
 
     /// Compares the high fence, which is not infinite, with `key`.
     #[inline]
-    pub(super) fn compare_high(page: View<'_, WORDS>, front: Front, key: &[u8]) -> Ordering {
+    pub(super) fn compare_high(
+        page: BytesPage<'_, WORDS>,
+        front: FrontWord,
+        key: &[u8],
+    ) -> Ordering {
         match Self::relative(page, front, key) {
             Relative::Below => Ordering::Greater,
             Relative::Above => Ordering::Less,
@@ -380,7 +417,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
     }
 
     /// Appends the first `length` bytes of the low fence.
-    pub(super) fn copy_low(page: View<'_, WORDS>, length: usize, to: &mut Vec<u8>) {
+    pub(super) fn copy_low(page: BytesPage<'_, WORDS>, length: usize, to: &mut Vec<u8>) {
         Self::copy_bytes(page, FENCE_BYTE, length, to);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::{Octets, RADIX_ALIGN, RadixForm, Slot};
+use super::{Octets, RADIX_ALIGN, RadixForm, RadixSlot};
 use crate::checksum::sum_of;
 use crate::lock_word::LockWord;
 use farleaf_fabric::GlobalAddr;
@@ -23,7 +23,7 @@ const LIVE: u64 = 1 << 63;
 const MOVED: u64 = 1 << 62;
 const SECOND_AREA: u64 = 1 << 61;
 const VALUE_BYTES_SHIFT: u32 = 48;
-const MOST_VALUE_BYTES: usize = (1 << 13) - 1;
+const MAX_RADIX_VALUE_BYTES: usize = (1 << 13) - 1;
 const SLOT_MASK: u64 = (1 << 56) - 1;
 
 /// Memory of a leaf.
@@ -37,7 +37,7 @@ pub struct LeafRoom {
 
 impl LeafRoom {
     const STEPS: u8 = 32;
-    const MOST: u8 = 63;
+    const MAX_SIZE: u8 = 63;
 
     /// Words of a leaf.
     pub fn words(self) -> usize {
@@ -62,7 +62,7 @@ impl LeafRoom {
         let area = value.len().div_ceil(8).max(1);
         let words = KEY_WORD + key.len().div_ceil(8) + 2 * area;
         let has_room = |size: &u8| Self { at: GlobalAddr::NULL, size: *size }.words() >= words;
-        (1..=Self::MOST).find(has_room).filter(|_| value.len() <= MOST_VALUE_BYTES)
+        (1..=Self::MAX_SIZE).find(has_room).filter(|_| value.len() <= MAX_RADIX_VALUE_BYTES)
     }
 }
 
@@ -129,7 +129,7 @@ impl LeafCopy {
                     check = words[STRING_CHECK_WORD as usize];
                     let area = (words.len() - key_end) / 2;
                     let from = key_end + if check & SECOND_AREA != 0 { area } else { 0 };
-                    let bytes = (check >> VALUE_BYTES_SHIFT) as usize & MOST_VALUE_BYTES;
+                    let bytes = (check >> VALUE_BYTES_SHIFT) as usize & MAX_RADIX_VALUE_BYTES;
                     if check & LIVE != 0 && bytes <= area * 8 {
                         value = bytes_in(&words[from..from + area], bytes);
                     }
@@ -141,7 +141,7 @@ impl LeafCopy {
 
     /// The size of the leaf whose third word this is.
     pub fn size_in(word: u64) -> u8 {
-        (word >> 16) as u8 & LeafRoom::MOST
+        (word >> 16) as u8 & LeafRoom::MAX_SIZE
     }
 
     /// Where the leaf begins.
@@ -198,9 +198,9 @@ impl LeafCopy {
     }
 
     /// The slot of the leaf that took this one's place, without its byte (radix.B4).
-    pub fn moved(&self) -> Option<Slot> {
+    pub fn moved(&self) -> Option<RadixSlot> {
         let is_moved = self.form == RadixForm::Strings && self.check & (LIVE | MOVED) == MOVED;
-        is_moved.then(|| Slot::from_bits(self.check & SLOT_MASK))
+        is_moved.then(|| RadixSlot::from_bits(self.check & SLOT_MASK))
     }
 
     /// Whether the copy is whole (radix.B2).
@@ -251,7 +251,7 @@ impl LeafCopy {
 
     /// The same leaf once another one has taken its place (radix.B4).
     pub fn moved_to(self, larger: LeafRoom) -> Self {
-        Self { check: MOVED | Slot::leaf(0, larger).to_bits(), ..self }
+        Self { check: MOVED | RadixSlot::leaf(0, larger).to_bits(), ..self }
     }
 
     /// The check of what the copy has, in a version.
@@ -265,7 +265,8 @@ impl LeafCopy {
                 sum & !LIVE | if live { LIVE } else { 0 }
             }
             RadixForm::Strings => {
-                let state = LIVE | SECOND_AREA | (MOST_VALUE_BYTES as u64) << VALUE_BYTES_SHIFT;
+                let state =
+                    LIVE | SECOND_AREA | (MAX_RADIX_VALUE_BYTES as u64) << VALUE_BYTES_SHIFT;
                 let state = self.check & state;
                 let front = [at, version, state, self.key.len() as u64];
                 let (key, value) = (words_of(&self.key), words_of(&self.value));

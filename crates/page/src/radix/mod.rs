@@ -40,8 +40,8 @@ pub use key::{Octets, RadixForm, common_bytes};
 pub use key::{just_after, just_before};
 pub use leaf::{LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_VALUE_WORD, STRING_CHECK_WORD};
 pub use leaf::{LeafCopy, LeafRoom};
-pub use node::{Match, Search};
 pub use node::{NodeCopy, NodeHeader};
+pub use node::{PathMatch, SlotSearch};
 
 use farleaf_fabric::{GlobalAddr, ServerId};
 
@@ -63,7 +63,7 @@ const SERVER_SHIFT: u32 = 40;
 const OFFSET_MASK: u64 = (1 << SERVER_SHIFT) - 1;
 
 /// Most memory servers that a slot can name.
-pub const MOST_RADIX_SERVERS: u16 = 1 << 8;
+pub const MAX_RADIX_SERVERS: u16 = 1 << 8;
 
 const _: () = assert!(LEAF_WORDS as u64 * 8 <= LEAF_SPACE && NODE_SPACE == 2_112);
 
@@ -99,9 +99,9 @@ impl NodeSize {
 
 /// A slot of a node, or the one that leads to the whole tree.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Slot(u64);
+pub struct RadixSlot(u64);
 
-impl std::fmt::Debug for Slot {
+impl std::fmt::Debug for RadixSlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:02x} to {:?} at {:?}", self.byte(), self.child(), self.at())
     }
@@ -109,7 +109,7 @@ impl std::fmt::Debug for Slot {
 
 /// What a slot leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Child {
+pub enum RadixChild {
     /// Nothing: the slot is free.
     None,
     /// A leaf.
@@ -118,13 +118,13 @@ pub enum Child {
     Node(NodeSize),
 }
 
-impl Slot {
+impl RadixSlot {
     /// A free slot.
     pub const FREE: Self = Self(0);
 
     fn to(byte: u8, at: GlobalAddr) -> u64 {
         debug_assert!(
-            at.offset().is_multiple_of(RADIX_ALIGN) && at.server().number() < MOST_RADIX_SERVERS
+            at.offset().is_multiple_of(RADIX_ALIGN) && at.server().number() < MAX_RADIX_SERVERS
         );
         let server = u64::from(at.server().number());
         u64::from(byte) << 56 | PRESENT | server << SERVER_SHIFT | (at.offset() / RADIX_ALIGN)
@@ -176,12 +176,12 @@ impl Slot {
     }
 
     /// What the slot leads to. A word that is no slot counts as free.
-    pub fn child(self) -> Child {
+    pub fn child(self) -> RadixChild {
         match (self.0 & PRESENT != 0, self.0 & IS_LEAF != 0) {
-            (false, _) => Child::None,
-            (true, true) => Child::Leaf,
+            (false, _) => RadixChild::None,
+            (true, true) => RadixChild::Leaf,
             (true, false) => NodeSize::from_log2(self.0 >> NODE_SIZE_SHIFT & 0xf)
-                .map_or(Child::None, Child::Node),
+                .map_or(RadixChild::None, RadixChild::Node),
         }
     }
 

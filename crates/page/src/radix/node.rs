@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::{Child, NodeSize, Octets, RadixForm, Slot};
+use super::{NodeSize, Octets, RadixChild, RadixForm, RadixSlot};
 use farleaf_fabric::GlobalAddr;
 
 /// What a node says of itself.
@@ -18,7 +18,7 @@ pub struct NodeHeader {
 
 /// How a key compares with what a node has of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Match {
+pub enum PathMatch {
     /// The node is for the key, if its parent is.
     Same,
     /// The key differs from the path for the first time at this byte, which the path has.
@@ -67,16 +67,16 @@ impl NodeHeader {
     }
 
     /// Compares a key that begins with the path of the node's parent.
-    pub fn compare(&self, key: &[u8]) -> Match {
+    pub fn compare(&self, key: &[u8]) -> PathMatch {
         let from = self.depth - self.tail.len();
         for (at, byte) in (from..).zip(&self.tail) {
             match key.get(at) {
                 Some(of_key) if of_key == byte => {}
-                Some(_) => return Match::Differs(at, *byte),
-                None => return Match::Never,
+                Some(_) => return PathMatch::Differs(at, *byte),
+                None => return PathMatch::Never,
             }
         }
-        if key.len() > self.depth { Match::Same } else { Match::Never }
+        if key.len() > self.depth { PathMatch::Same } else { PathMatch::Never }
     }
 
     /// The whole path of a node to which a slot leads whose keys all begin with `known`. `None` if
@@ -109,9 +109,9 @@ pub struct NodeCopy {
 
 /// The result of a search for a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Search {
+pub enum SlotSearch {
     /// The slot with this number is for the byte.
-    At(usize, Slot),
+    At(usize, RadixSlot),
     /// None of the slots is, and this one is the first that is free.
     Free(usize),
     /// None of the slots is, and all that were read are in use.
@@ -173,29 +173,30 @@ impl NodeCopy {
     }
 
     /// Looks for the slot for `byte`.
-    pub fn search(&self, byte: u8) -> Search {
-        let is_it = |slot: Slot| slot.byte() == byte && slot.child() != Child::None;
+    pub fn search(&self, byte: u8) -> SlotSearch {
+        let is_it = |slot: RadixSlot| slot.byte() == byte && slot.child() != RadixChild::None;
         // Keys that were loaded in ascending order have their slots there.
-        if let Some(slot) = self.slots.get(usize::from(byte)).map(|bits| Slot::from_bits(*bits))
+        if let Some(slot) =
+            self.slots.get(usize::from(byte)).map(|bits| RadixSlot::from_bits(*bits))
             && is_it(slot)
         {
-            return Search::At(usize::from(byte), slot);
+            return SlotSearch::At(usize::from(byte), slot);
         }
         for (number, bits) in self.slots.iter().enumerate() {
-            let slot = Slot::from_bits(*bits);
+            let slot = RadixSlot::from_bits(*bits);
             if is_it(slot) {
-                return Search::At(number, slot);
+                return SlotSearch::At(number, slot);
             }
-            if slot == Slot::FREE {
-                return Search::Free(number);
+            if slot == RadixSlot::FREE {
+                return SlotSearch::Free(number);
             }
         }
-        Search::Full
+        SlotSearch::Full
     }
 
     /// The slots in use.
-    pub fn in_use(&self) -> impl Iterator<Item = (usize, Slot)> {
-        let slots = self.slots.iter().map(|bits| Slot::from_bits(*bits)).enumerate();
-        slots.filter(|(_, slot)| slot.child() != Child::None)
+    pub fn in_use(&self) -> impl Iterator<Item = (usize, RadixSlot)> {
+        let slots = self.slots.iter().map(|bits| RadixSlot::from_bits(*bits)).enumerate();
+        slots.filter(|(_, slot)| slot.child() != RadixChild::None)
     }
 }

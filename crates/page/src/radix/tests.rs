@@ -16,16 +16,16 @@ fn slots_keep_what_they_are_made_of() {
     let place = at((1 << 45) + 64);
     for size in [0, 1, 63] {
         let room = LeafRoom { at: place, size };
-        let leaf = Slot::leaf(0xfe, room);
-        assert_eq!((leaf.byte(), leaf.child(), leaf.leaf_room()), (0xfe, Child::Leaf, room));
+        let leaf = RadixSlot::leaf(0xfe, room);
+        assert_eq!((leaf.byte(), leaf.child(), leaf.leaf_room()), (0xfe, RadixChild::Leaf, room));
     }
-    let node = Slot::node(0, place, NodeSize::SMALLEST);
-    assert_eq!((node.child(), node.at()), (Child::Node(NodeSize::SMALLEST), place));
-    assert_ne!(node, Slot::FREE);
+    let node = RadixSlot::node(0, place, NodeSize::SMALLEST);
+    assert_eq!((node.child(), node.at()), (RadixChild::Node(NodeSize::SMALLEST), place));
+    assert_ne!(node, RadixSlot::FREE);
     let grown = node.with_size(NodeSize::LARGEST).with_byte(9);
-    assert_eq!((grown.byte(), grown.child()), (9, Child::Node(NodeSize::LARGEST)));
+    assert_eq!((grown.byte(), grown.child()), (9, RadixChild::Node(NodeSize::LARGEST)));
     assert_eq!(grown.at(), place);
-    assert_eq!(Slot::FREE.child(), Child::None);
+    assert_eq!(RadixSlot::FREE.child(), RadixChild::None);
 }
 
 #[test]
@@ -51,12 +51,12 @@ fn nodes_keep_the_end_of_their_path() {
                 assert_eq!(path.is_none(), is_checked, "{known} of {depth}");
             }
             assert!(copy.header.path_below(&long[..depth + 1]).is_none());
-            assert_eq!(copy.header.compare(&long[..depth + 1]), Match::Same);
-            assert_eq!(copy.header.compare(&long[..depth]), Match::Never);
+            assert_eq!(copy.header.compare(&long[..depth + 1]), PathMatch::Same);
+            assert_eq!(copy.header.compare(&long[..depth]), PathMatch::Never);
             if depth > 0 {
                 let mut key = long[..depth + 1].to_vec();
                 key[depth - 1] = 0;
-                let differs = Match::Differs(depth - 1, long[depth - 1]);
+                let differs = PathMatch::Differs(depth - 1, long[depth - 1]);
                 assert_eq!(copy.header.compare(&key), differs);
             }
         }
@@ -82,15 +82,15 @@ fn sizes_are_powers_of_two() {
 
 #[test]
 fn a_search_finds_slots_in_any_order() {
-    let slot = |byte: u8| Slot::leaf(byte, room(64 * (1 + u64::from(byte)))).to_bits();
+    let slot = |byte: u8| RadixSlot::leaf(byte, room(64 * (1 + u64::from(byte)))).to_bits();
     let content = (&[0; 7][..], NodeSize::SMALLEST, vec![slot(9), slot(1), 0, 0]);
     let mut node = NodeCopy::made(RadixForm::Numbers, at(0), at(8), content);
-    assert_eq!(node.search(1), Search::At(1, Slot::from_bits(slot(1))));
-    assert_eq!(node.search(9), Search::At(0, Slot::from_bits(slot(9))));
-    assert_eq!(node.search(0), Search::Free(2));
+    assert_eq!(node.search(1), SlotSearch::At(1, RadixSlot::from_bits(slot(1))));
+    assert_eq!(node.search(9), SlotSearch::At(0, RadixSlot::from_bits(slot(9))));
+    assert_eq!(node.search(0), SlotSearch::Free(2));
     (node.slots[2], node.slots[3]) = (slot(7), slot(0));
-    assert_eq!(node.search(0), Search::At(3, Slot::from_bits(slot(0))));
-    assert_eq!(node.search(200), Search::Full);
+    assert_eq!(node.search(0), SlotSearch::At(3, RadixSlot::from_bits(slot(0))));
+    assert_eq!(node.search(200), SlotSearch::Full);
 }
 
 fn number(of: u64) -> [u8; 8] {

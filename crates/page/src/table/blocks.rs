@@ -5,16 +5,16 @@
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
-use super::damaged::{Damaged, Part};
-use super::key::Key;
-use super::record::Record;
+use super::damaged::{DamagedSsTable, SsTablePart};
+use super::key::TableKey;
+use super::record::SsTableRecord;
 use std::cmp::Ordering;
 
 /// What records contain of a key as of a bound.
 #[derive(Clone, Copy, Debug)]
 pub enum Picked<'a> {
     /// The newest version at or below the bound.
-    Record(Record<'a>),
+    Record(SsTableRecord<'a>),
     /// Only versions above the bound; older ones may follow.
     TooNew,
     /// The key is not among them.
@@ -25,17 +25,17 @@ pub enum Picked<'a> {
 pub fn pick<'a>(
     words: &'a [u64],
     table: u64,
-    key: Key<'_>,
+    key: TableKey<'_>,
     bound: u64,
-) -> Result<Picked<'a>, Damaged> {
+) -> Result<Picked<'a>, DamagedSsTable> {
     let (mut rest, mut picked) = (words, Picked::Absent);
     while !rest.is_empty() {
-        let record = Record::parse(rest, table)?;
+        let record = SsTableRecord::parse(rest, table)?;
         match record.key().cmp(&key) {
             Ordering::Less => {
                 // A key's records are adjacent.
                 if matches!(picked, Picked::TooNew) {
-                    return Err(Damaged::new(table, Part::Order));
+                    return Err(DamagedSsTable::new(table, SsTablePart::Order));
                 }
             }
             Ordering::Equal if record.sequence() <= bound => return Ok(Picked::Record(record)),

@@ -10,13 +10,15 @@
 
 use super::fences::{FenceWriter, Grouping};
 use super::filter::{MAX_BLOOM_BITS, build_bloom};
-use super::footer::{Footer, MAX_TABLE_WORDS, Membership, Search};
+use super::footer::{MAX_TABLE_WORDS, Membership, SearchMethod, SsTableFooter};
 use super::full_index::FullWriter;
-use super::key::{Key, KeyBuf, MAX_KEY_BYTES};
+use super::key::{KeyBuf, MAX_KEY_BYTES, TableKey};
 use super::locate::{Building, PLACES};
-use super::meta::{Clip, Meta};
+use super::meta::{Clip, SsTableMeta};
 use super::packed::sum_of;
-use super::record::{Kind, MAX_SEQUENCE, MAX_VALUE_BYTES, Record, append_record, record_words};
+use super::record::{
+    MAX_SEQUENCE, MAX_VALUE_BYTES, RecordKind, SsTableRecord, append_record, record_words,
+};
 use std::cmp::Ordering;
 
 /// Number of records in a group of the compact index.
@@ -52,7 +54,7 @@ pub enum IndexKind {
 /// Why a builder refused a record. The table is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refused {
+pub enum RefusedRecord {
     /// The key is too long.
     #[error("the key has {bytes} bytes, and keys can have at most {MAX_KEY_BYTES}")]
     KeyTooLong {
@@ -88,7 +90,7 @@ enum SearchWriter {
 
 /// A table under construction.
 #[derive(Debug)]
-pub struct Builder {
+pub struct SsTableBuilder {
     table: u64,
     shard: u64,
     kind: IndexKind,
@@ -112,7 +114,7 @@ pub struct Builder {
 /// Words that sections and footer take beside what grows with the records, generously.
 pub(super) const FIXED_WORDS: u64 = 1 << 17;
 
-impl Builder {
+impl SsTableBuilder {
     /// Creates a table without records.
     pub fn new(table: u64, shard: u64, kind: IndexKind) -> Self {
         let search = match kind {
@@ -161,21 +163,21 @@ impl Builder {
     /// Appends a record to the table, and its words to `out`.
     pub fn add(
         &mut self,
-        key: Key<'_>,
+        key: TableKey<'_>,
         sequence: u64,
-        kind: Kind,
+        kind: RecordKind,
         value: &[u8],
         out: &mut Vec<u64>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedRecord> {
         if key.bytes() > MAX_KEY_BYTES {
-            return Err(Refused::KeyTooLong { bytes: key.bytes() });
+            return Err(RefusedRecord::KeyTooLong { bytes: key.bytes() });
         }
         if value.len() > MAX_VALUE_BYTES {
-            return Err(Refused::ValueTooLong { bytes: value.len() });
+            return Err(RefusedRecord::ValueTooLong { bytes: value.len() });
         }
-        let has_wrong_value = kind == Kind::Tombstone && !value.is_empty();
+        let has_wrong_value = kind == RecordKind::Tombstone && !value.is_empty();
         if sequence > MAX_SEQUENCE || has_wrong_value {
-            return Err(Refused::Malformed);
+            return Err(RefusedRecord::Malformed);
         }
         let words = record_words(key.bytes(), value.len()) as u32;
         self.note(key, sequence, kind, words)?;
@@ -185,18 +187,28 @@ impl Builder {
 
     /// Appends a record of another table, and its words to `out`.
     #[inline]
-    pub fn put(&mut self, record: Record<'_>, out: &mut Vec<u64>) -> Result<(), Refused> {
+    pub fn put(
+        &mut self,
+        record: SsTableRecord<'_>,
+        out: &mut Vec<u64>,
+    ) -> Result<(), RefusedRecord> {
         self.note(record.key(), record.sequence(), record.kind(), record.words() as u32)?;
         record.append_to(self.table, out);
         Ok(())
     }
 
-    fn note(&mut self, key: Key<'_>, sequence: u64, kind: Kind, words: u32) -> Result<(), Refused> {
+    fn note(
+        &mut self,
+        key: TableKey<'_>,
+        sequence: u64,
+        kind: RecordKind,
+        words: u32,
+    ) -> Result<(), RefusedRecord> {
         let previous = (self.records > 0).then(|| self.last.key());
         let is_first = match previous.map(|previous| previous.cmp(&key)) {
             None | Some(Ordering::Less) => true,
             Some(Ordering::Equal) if sequence < self.last_sequence => false,
-            Some(_) => return Err(Refused::OutOfOrder),
+            Some(_) => return Err(RefusedRecord::OutOfOrder),
         };
         // Upper bound of the sections' size, assuming the longest fences.
         let (index_bytes, each) = match &self.search {
@@ -207,7 +219,7 @@ impl Builder {
         let sections = index_bytes as u64 / 8 + (self.records + 1) * each / 8 + FIXED_WORDS;
         let data_words = u64::from(self.data_words) + u64::from(words);
         if data_words + sections > self.most_words.into() {
-            return Err(Refused::Full);
+            return Err(RefusedRecord::Full);
         }
         let place = match &mut self.search {
             SearchWriter::Fences(fences) => fences.push(previous, key, words),
@@ -226,7 +238,7 @@ impl Builder {
         }
         self.last_sequence = sequence;
         self.records += 1;
-        self.tombstones += u64::from(kind == Kind::Tombstone);
+        self.tombstones += u64::from(kind == RecordKind::Tombstone);
         self.data_words = data_words as u32;
         self.lowest = self.lowest.min(sequence);
         self.highest = self.highest.max(sequence);
@@ -235,7 +247,7 @@ impl Builder {
 
     /// Appends the sections and the footer to `out`, and describes the table, for `level` and
     /// without extents yet. `None` if it has no records.
-    pub fn finish(self, level: u8, out: &mut Vec<u64>) -> Option<Meta> {
+    pub fn finish(self, level: u8, out: &mut Vec<u64>) -> Option<SsTableMeta> {
         let mut finishing = self.finishing(level);
         loop {
             if let Some(meta) = finishing.step(usize::MAX, out) {
@@ -244,7 +256,7 @@ impl Builder {
         }
     }
 
-    /// As [`Builder::finish`], in steps.
+    /// As [`SsTableBuilder::finish`], in steps.
     pub fn finishing(self, level: u8) -> Finishing {
         Finishing { builder: self, level, begun: None }
     }
@@ -253,15 +265,15 @@ impl Builder {
 /// A table whose index is being written.
 #[derive(Debug)]
 pub struct Finishing {
-    builder: Builder,
+    builder: SsTableBuilder,
     level: u8,
-    begun: Option<Begun>,
+    begun: Option<WrittenSearch>,
 }
 
 /// What is known once the search section is written.
 #[derive(Debug)]
-struct Begun {
-    search: Search,
+struct WrittenSearch {
+    search: SearchMethod,
     /// Where the search and the membership section begin in the caller's words.
     sections: [usize; 2],
     locate: Option<Building>,
@@ -269,8 +281,8 @@ struct Begun {
 
 impl Finishing {
     /// Goes on with about `budget` keys, which takes some 30 ns each. What it returns once it is
-    /// done is that of [`Builder::finish`]. Until then the caller leaves `out` as it is.
-    pub fn step(&mut self, budget: usize, out: &mut Vec<u64>) -> Option<Option<Meta>> {
+    /// done is that of [`SsTableBuilder::finish`]. Until then the caller leaves `out` as it is.
+    pub fn step(&mut self, budget: usize, out: &mut Vec<u64>) -> Option<Option<SsTableMeta>> {
         if self.builder.records == 0 {
             return Some(None);
         }
@@ -282,7 +294,7 @@ impl Finishing {
             Some(building) => building.step(budget, out)?,
             None => false,
         };
-        let Begun { search, sections, .. } = *begun;
+        let WrittenSearch { search, sections, .. } = *begun;
         let builder = &mut self.builder;
         let membership = if is_located {
             Membership::Locate
@@ -293,7 +305,7 @@ impl Finishing {
         };
         let footer = builder.footer(search, membership, sections, out);
         out.extend_from_slice(&footer.encode());
-        Some(Some(Meta {
+        Some(Some(SsTableMeta {
             level: self.level,
             footer,
             smallest: std::mem::take(&mut builder.smallest),
@@ -304,24 +316,24 @@ impl Finishing {
     }
 }
 
-impl Builder {
+impl SsTableBuilder {
     /// Appends the search section.
-    fn begin_index(&mut self, out: &mut Vec<u64>) -> Begun {
+    fn begin_index(&mut self, out: &mut Vec<u64>) -> WrittenSearch {
         let begin = out.len();
         let search = match std::mem::replace(&mut self.search, SearchWriter::Written) {
             SearchWriter::Fences(fences) => {
                 fences.finish(out);
-                Search::Fences
+                SearchMethod::Fences
             }
             SearchWriter::Full(full) => {
                 full.finish(out);
-                Search::Full
+                SearchMethod::Full
             }
             SearchWriter::Written => unreachable!("a builder is finished once"),
         };
         let locate = (self.kind == IndexKind::Compact)
             .then(|| Building::new(self.keys.clone(), 0..self.seeds));
-        Begun { search, sections: [begin, out.len()], locate }
+        WrittenSearch { search, sections: [begin, out.len()], locate }
     }
 
     fn bloom_bits(&self) -> u8 {
@@ -334,17 +346,17 @@ impl Builder {
     /// The footer behind the sections, of which the first begins at `begin`.
     fn footer(
         &self,
-        search: Search,
+        search: SearchMethod,
         membership: Membership,
         [begin, middle]: [usize; 2],
         out: &[u64],
-    ) -> Footer {
+    ) -> SsTableFooter {
         let unit = match self.kind {
             IndexKind::Compact => GROUP_RECORDS,
             IndexKind::Full { .. } => 1,
             IndexKind::Blocks { block_bytes, .. } => block_bytes / 8,
         };
-        Footer {
+        SsTableFooter {
             search,
             membership,
             unit,
@@ -365,28 +377,33 @@ impl Builder {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::super::{Found, Index, Picked, pick};
+    use super::super::{Picked, SsTableIndex, SsTableLookup, pick};
     use super::*;
 
     const KEYS: u64 = 100;
 
     /// A compact table of `KEYS` numbers whose builder `change` has changed before the end. The
     /// READs of each key, if it is looked up by `hash_of` its number.
-    fn reads(change: impl Fn(&mut Builder), hash_of: impl Fn(u64) -> u64) -> Vec<Found> {
-        let (mut builder, mut words) = (Builder::new(1, 0, IndexKind::Compact), Vec::new());
+    fn reads(
+        change: impl Fn(&mut SsTableBuilder),
+        hash_of: impl Fn(u64) -> u64,
+    ) -> Vec<SsTableLookup> {
+        let (mut builder, mut words) = (SsTableBuilder::new(1, 0, IndexKind::Compact), Vec::new());
         for number in 0..KEYS {
             let key = KeyBuf::from_number(number);
-            builder.add(key.key(), 1, Kind::Value, &number.to_le_bytes(), &mut words).unwrap();
+            builder
+                .add(key.key(), 1, RecordKind::Value, &number.to_le_bytes(), &mut words)
+                .unwrap();
         }
         change(&mut builder);
         let data = builder.finish(0, &mut words).unwrap().footer.data_words as usize;
-        let index = Index::open(words.split_off(data), 1).unwrap();
+        let index = SsTableIndex::open(words.split_off(data), 1).unwrap();
         let find = |number| {
             let key = KeyBuf::from_number(number);
             let found = index.find(key.key(), hash_of(number), 1).unwrap();
             let range = match &found {
-                Found::Absent => return found,
-                Found::Group(range) | Found::Record { words: range, .. } => range,
+                SsTableLookup::Absent => return found,
+                SsTableLookup::Group(range) | SsTableLookup::Record { words: range, .. } => range,
             };
             let read = &words[range.start as usize..range.end as usize];
             assert!(matches!(pick(read, 1, key.key(), 1), Ok(Picked::Record(_))), "{number}");
@@ -403,14 +420,18 @@ mod tests {
     #[test]
     fn lookups_read_groups_where_the_static_function_fails() {
         let found = reads(|_| {}, hash);
-        assert!(found.iter().all(|found| matches!(found, Found::Record { .. })));
+        assert!(found.iter().all(|found| matches!(found, SsTableLookup::Record { .. })));
         let found = reads(|builder| builder.seeds = 0, hash);
-        assert!(found.iter().all(|found| matches!(found, Found::Group(_))));
+        assert!(found.iter().all(|found| matches!(found, SsTableLookup::Group(_))));
         // Treat keys 3 and 70 as if their hashes were equal.
         let alike = |number| hash(if number == 70 { 3 } else { number });
         let found = reads(|builder| builder.keys[70].0 = hash(3), alike);
         for (number, found) in found.iter().enumerate() {
-            assert_eq!(matches!(found, Found::Group(_)), [3, 70].contains(&number), "{number}");
+            assert_eq!(
+                matches!(found, SsTableLookup::Group(_)),
+                [3, 70].contains(&number),
+                "{number}"
+            );
         }
     }
 }

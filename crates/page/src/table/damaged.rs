@@ -5,7 +5,7 @@ use std::fmt;
 /// The part of a table with invalid content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Part {
+pub enum SsTablePart {
     /// A record's header, size or check.
     Record,
     /// The order of records.
@@ -18,7 +18,7 @@ pub enum Part {
     Meta,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for SsTablePart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Record => "a record",
@@ -34,15 +34,15 @@ impl fmt::Display for Part {
 /// another table, or a READ of a table that no longer exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("table {table}: {part} is damaged; read it again by the shard's current version")]
-pub struct Damaged {
+pub struct DamagedSsTable {
     /// The table that was read.
     pub table: u64,
     /// The damaged part.
-    pub part: Part,
+    pub part: SsTablePart,
 }
 
-impl Damaged {
-    pub(super) fn new(table: u64, part: Part) -> Self {
+impl DamagedSsTable {
+    pub(super) fn new(table: u64, part: SsTablePart) -> Self {
         Self { table, part }
     }
 }

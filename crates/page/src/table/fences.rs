@@ -23,7 +23,7 @@
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
-use super::key::{Key, KeyBuf};
+use super::key::{KeyBuf, TableKey};
 use super::packed::{self, Packer, half, halves, joined, take};
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -78,7 +78,12 @@ impl FenceWriter {
 
     /// Returns the position of a record of `words` words in its group. `previous` is the preceding
     /// key.
-    pub(super) fn push(&mut self, previous: Option<Key<'_>>, key: Key<'_>, words: u32) -> u32 {
+    pub(super) fn push(
+        &mut self,
+        previous: Option<TableKey<'_>>,
+        key: TableKey<'_>,
+        words: u32,
+    ) -> u32 {
         let (group_record, group_word) = halves(self.starts.last().copied().unwrap_or(0));
         let is_full = match self.grouping {
             Grouping::Records(records) => self.records - group_record >= records,
@@ -183,10 +188,10 @@ enum Lengths<'a> {
 
 /// The fences in a section's words.
 #[derive(Clone, Copy, Debug)]
-pub struct Fences<'a> {
+pub struct SsTableFences<'a> {
     records: u32,
     data_words: u32,
-    prefix: Key<'a>,
+    prefix: TableKey<'a>,
     heads: &'a [u64],
     starts: &'a [u64],
     /// The end of each group's tail, and the tails.
@@ -194,7 +199,7 @@ pub struct Fences<'a> {
     lengths: Lengths<'a>,
 }
 
-impl<'a> Fences<'a> {
+impl<'a> SsTableFences<'a> {
     /// Opens the fences of a section that consists of exactly these words. The cost does not depend
     /// on the size.
     pub fn open(words: &'a [u64]) -> Option<Self> {
@@ -207,7 +212,7 @@ impl<'a> Fences<'a> {
             return None;
         }
         let prefix_bytes = (fixed[2] >> 48) as usize;
-        let prefix = Key::new(take(&mut rest, prefix_bytes.div_ceil(8))?, prefix_bytes)?;
+        let prefix = TableKey::new(take(&mut rest, prefix_bytes.div_ceil(8))?, prefix_bytes)?;
         let heads = take(&mut rest, groups)?;
         let starts = take(&mut rest, groups)?;
         let tails = match fixed[2] as u32 as usize {
@@ -244,7 +249,7 @@ impl<'a> Fences<'a> {
 
     /// The only group that may have `key`. For keys below the table's first key, this is the first
     /// group.
-    pub fn group_of(self, key: Key<'_>) -> usize {
+    pub fn group_of(self, key: TableKey<'_>) -> usize {
         let prefix_bytes = self.prefix.bytes();
         match key.first(prefix_bytes).cmp(&self.prefix) {
             Ordering::Less => return 0,
@@ -267,7 +272,7 @@ impl<'a> Fences<'a> {
     /// Compares the tail of a group's fence with `key`, starting at byte `at`, if the heads are
     /// equal.
     #[cold]
-    fn order_of_tail(self, group: usize, key: Key<'_>, at: usize, head: u64) -> Ordering {
+    fn order_of_tail(self, group: usize, key: TableKey<'_>, at: usize, head: u64) -> Ordering {
         if head & 0xff != LONGER {
             return Ordering::Equal;
         }

@@ -48,12 +48,12 @@ pub(super) fn build_bloom(
 
 /// The filter in a section's words.
 #[derive(Clone, Copy, Debug)]
-pub struct Bloom<'a> {
+pub struct BloomFilter<'a> {
     words: &'a [u64],
     count: u8,
 }
 
-impl<'a> Bloom<'a> {
+impl<'a> BloomFilter<'a> {
     /// The filter of a section that has exactly these words.
     pub fn open(words: &'a [u64]) -> Option<Self> {
         let mut rest = words;

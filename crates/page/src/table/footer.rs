@@ -14,7 +14,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::damaged::{Damaged, Part};
+use super::damaged::{DamagedSsTable, SsTablePart};
 use super::packed::{halves, joined, sum_of};
 
 /// Words of a footer.
@@ -28,7 +28,7 @@ const FORMAT: u64 = 1;
 
 /// How to find a table's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Search {
+pub(super) enum SearchMethod {
     Fences,
     Full,
 }
@@ -42,8 +42,8 @@ pub(super) enum Membership {
 
 /// A table's description of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Footer {
-    pub(super) search: Search,
+pub struct SsTableFooter {
+    pub(super) search: SearchMethod,
     pub(super) membership: Membership,
     pub(super) unit: u32,
     /// The table's id.
@@ -68,7 +68,7 @@ pub struct Footer {
     pub highest: u64,
 }
 
-impl Footer {
+impl SsTableFooter {
     /// Number of words of the whole table.
     pub fn table_words(&self) -> u32 {
         self.footer_start + FOOTER_WORDS as u32
@@ -77,8 +77,8 @@ impl Footer {
     /// Encodes the footer as words.
     pub fn encode(&self) -> [u64; FOOTER_WORDS] {
         let search = match self.search {
-            Search::Fences => 1,
-            Search::Full => 2,
+            SearchMethod::Fences => 1,
+            SearchMethod::Full => 2,
         };
         let membership = match self.membership {
             Membership::Locate => 1,
@@ -108,9 +108,9 @@ impl Footer {
     }
 
     /// Decodes the footer of `table` in exactly these words.
-    pub fn decode(words: &[u64], table: u64) -> Result<Self, Damaged> {
+    pub fn decode(words: &[u64], table: u64) -> Result<Self, DamagedSsTable> {
         let footer = Self::decode_any(words).filter(|footer| footer.table == table);
-        footer.ok_or(Damaged::new(table, Part::Footer))
+        footer.ok_or(DamagedSsTable::new(table, SsTablePart::Footer))
     }
 
     pub(super) fn decode_any(words: &[u64]) -> Option<Self> {
@@ -119,8 +119,8 @@ impl Footer {
             return None;
         }
         let search = match words[1] >> 48 {
-            0x0101 => Search::Fences,
-            0x0102 => Search::Full,
+            0x0101 => SearchMethod::Fences,
+            0x0102 => SearchMethod::Full,
             _ => return None,
         };
         let membership = match words[1] >> 32 & 0xffff {

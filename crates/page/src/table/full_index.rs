@@ -14,7 +14,7 @@
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
-use super::key::{Key, KeyBuf, MAX_KEY_BYTES};
+use super::key::{KeyBuf, MAX_KEY_BYTES, TableKey};
 use super::packed::{self, Packer, half, halves, joined, take};
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub(super) struct FullWriter {
 }
 
 impl FullWriter {
-    pub(super) fn push(&mut self, key: Key<'_>, sequence: u64, words: Range<u32>) {
+    pub(super) fn push(&mut self, key: TableKey<'_>, sequence: u64, words: Range<u32>) {
         self.begins.push(self.entries.len() as u32);
         self.entries.extend_from_slice(&sequence.to_le_bytes());
         self.entries.extend_from_slice(&words.start.to_le_bytes());
@@ -114,7 +114,7 @@ impl<'a> FullIndex<'a> {
     }
 
     /// How the entry of a record compares with the newest version of `key` at or below `bound`.
-    fn order(self, record: u32, key: Key<'_>, bound: u64) -> Ordering {
+    fn order(self, record: u32, key: TableKey<'_>, bound: u64) -> Ordering {
         let (begin, at_key, bytes) = self.entry(record);
         for done in (0..bytes.min(key.bytes())).step_by(8) {
             let eight = packed::lowest(packed::load(self.entries, at_key + done), bytes - done);
@@ -128,7 +128,7 @@ impl<'a> FullIndex<'a> {
     }
 
     /// The first record that is not before `key`'s newest version at or below `bound`.
-    pub fn seek(self, key: Key<'_>, bound: u64) -> u32 {
+    pub fn seek(self, key: TableKey<'_>, bound: u64) -> u32 {
         let (mut low, mut high) = (0, self.records);
         while low < high {
             let middle = low.midpoint(high);
@@ -149,7 +149,7 @@ impl<'a> FullIndex<'a> {
     }
 
     /// The words of `key`'s newest version at or below `bound`.
-    pub fn find(self, key: Key<'_>, bound: u64) -> Option<Range<u32>> {
+    pub fn find(self, key: TableKey<'_>, bound: u64) -> Option<Range<u32>> {
         let record = self.seek(key, bound);
         let is_of_key = record < self.records && {
             // This bound is above every sequence number, so the order is that of the keys.

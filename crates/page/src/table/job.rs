@@ -43,7 +43,7 @@ pub struct JobTable {
 
 /// A merge for a memory server. All tables count with all their keys of the range.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MergeJob {
+pub struct CompactionOrder {
     /// Each has tables with ascending keys.
     pub sources: Vec<Vec<JobTable>>,
     /// The keys that are merged.
@@ -68,7 +68,7 @@ pub struct MergeJob {
     pub extents: Vec<u64>,
 }
 
-impl MergeJob {
+impl CompactionOrder {
     /// Its words.
     pub fn encode(&self) -> Vec<u64> {
         let (index, bits, block) = match self.index {
@@ -178,11 +178,11 @@ fn take_source(from: &mut &[u64]) -> Option<Vec<JobTable>> {
 mod tests {
     use super::*;
 
-    fn job(index: IndexKind) -> MergeJob {
+    fn job(index: IndexKind) -> CompactionOrder {
         let key = KeyBuf::from_number;
         let pieces = vec![(4096, 20), (8192, 5)];
         let table = |id| JobTable { id, data_words: 9, words: 3..9, pieces: pieces.clone() };
-        MergeJob {
+        CompactionOrder {
             sources: vec![vec![table(1), table(2)], vec![], vec![table(7)]],
             range: Clip { lower: Some(key(2)), upper: Some(KeyBuf::from_bytes(b"upper bound")) },
             snapshots: vec![3, 99],
@@ -205,14 +205,14 @@ mod tests {
             IndexKind::Blocks { block_bytes: 512, bloom_bits: 20 },
         ] {
             let (job, words) = (job(index), job(index).encode());
-            assert_eq!(MergeJob::decode(&words), Some(job.clone()));
+            assert_eq!(CompactionOrder::decode(&words), Some(job.clone()));
             for length in 0..words.len() {
-                assert_eq!(MergeJob::decode(&words[..length]), None, "{length} words");
+                assert_eq!(CompactionOrder::decode(&words[..length]), None, "{length} words");
             }
-            assert_eq!(MergeJob::decode(&[&words[..], &[0]].concat()), None);
+            assert_eq!(CompactionOrder::decode(&[&words[..], &[0]].concat()), None);
             for range in [Clip::default(), Clip { lower: None, ..job.range.clone() }] {
-                let other = MergeJob { range, ..job.clone() };
-                assert_eq!(MergeJob::decode(&other.encode()), Some(other));
+                let other = CompactionOrder { range, ..job.clone() };
+                assert_eq!(CompactionOrder::decode(&other.encode()), Some(other));
             }
         }
     }
@@ -221,10 +221,10 @@ mod tests {
     /// them, and the job was never closed.
     #[test]
     fn ids_that_are_no_numbers_are_refused() {
-        let with_first = |first_output| MergeJob { first_output, ..job(IndexKind::Compact) };
-        assert_eq!(MergeJob::decode(&with_first(u64::MAX - 4).encode()), None);
+        let with_first = |first_output| CompactionOrder { first_output, ..job(IndexKind::Compact) };
+        assert_eq!(CompactionOrder::decode(&with_first(u64::MAX - 4).encode()), None);
         let last = with_first(u64::MAX - 5);
-        assert_eq!(MergeJob::decode(&last.encode()), Some(last));
+        assert_eq!(CompactionOrder::decode(&last.encode()), Some(last));
     }
 
     /// Counts that no message holds end the decoding, and allocate nothing for them.
@@ -235,7 +235,7 @@ mod tests {
             for bits in [1 << 63, 0xffff_ffff, 0xffff_ffff << 32] {
                 let mut damaged = words.clone();
                 damaged[at] ^= bits;
-                if let Some(job) = MergeJob::decode(&damaged) {
+                if let Some(job) = CompactionOrder::decode(&damaged) {
                     assert_eq!(job.encode(), damaged, "word {at}");
                 }
             }

@@ -18,13 +18,13 @@ pub const MAX_KEY_BYTES: usize = 65_535;
 
 /// A key that begins at a word.
 #[derive(Clone, Copy, Debug)]
-pub struct Key<'a> {
+pub struct TableKey<'a> {
     /// As many words as the bytes need.
     words: &'a [u64],
     bytes: usize,
 }
 
-impl<'a> Key<'a> {
+impl<'a> TableKey<'a> {
     /// The key in the first `bytes` bytes of `words`. `None` if there are fewer.
     #[inline]
     pub fn new(words: &'a [u64], bytes: usize) -> Option<Self> {
@@ -106,7 +106,7 @@ impl<'a> Key<'a> {
     }
 }
 
-impl Ord for Key<'_> {
+impl Ord for TableKey<'_> {
     #[inline]
     fn cmp(&self, other: &Self) -> Ordering {
         let whole = self.bytes.min(other.bytes) / 8;
@@ -120,21 +120,21 @@ impl Ord for Key<'_> {
     }
 }
 
-impl PartialOrd for Key<'_> {
+impl PartialOrd for TableKey<'_> {
     #[inline]
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Key<'_> {
+impl PartialEq for TableKey<'_> {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Key<'_> {}
+impl Eq for TableKey<'_> {}
 
 /// An owned key.
 #[derive(Clone, Debug, Default)]
@@ -166,7 +166,7 @@ impl KeyBuf {
 
     /// Replaces the content with a copy of `key`.
     #[inline]
-    pub fn set(&mut self, key: Key<'_>) {
+    pub fn set(&mut self, key: TableKey<'_>) {
         self.words.clear();
         self.words.extend_from_slice(key.words);
         self.bytes = key.bytes;
@@ -174,13 +174,13 @@ impl KeyBuf {
 
     /// Its borrowed form.
     #[inline]
-    pub fn key(&self) -> Key<'_> {
-        Key { words: &self.words, bytes: self.bytes }
+    pub fn key(&self) -> TableKey<'_> {
+        TableKey { words: &self.words, bytes: self.bytes }
     }
 }
 
-impl From<Key<'_>> for KeyBuf {
-    fn from(key: Key<'_>) -> Self {
+impl From<TableKey<'_>> for KeyBuf {
+    fn from(key: TableKey<'_>) -> Self {
         let mut copy = Self::default();
         copy.set(key);
         copy
@@ -210,6 +210,6 @@ impl Eq for KeyBuf {}
 /// The order of records in a table: keys ascend, and the versions of a key descend, so that the
 /// newest comes first.
 #[inline]
-pub fn in_table_order(one: (Key<'_>, u64), two: (Key<'_>, u64)) -> Ordering {
+pub fn in_table_order(one: (TableKey<'_>, u64), two: (TableKey<'_>, u64)) -> Ordering {
     one.0.cmp(&two.0).then(two.1.cmp(&one.1))
 }

@@ -27,7 +27,7 @@ use std::ops::Range;
 
 /// Where to look for a key in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum GroupPlace {
     /// The table does not have the key.
     Absent,
     /// If the table has the key, its newest version is this record of the group.
@@ -46,13 +46,13 @@ const MAX_SEGMENT_BITS: u32 = 18;
 
 /// How a hash is mapped to its slots.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct SlotShape {
     seed: u64,
     segments: u64,
     segment_bits: u32,
 }
 
-impl Shape {
+impl SlotShape {
     /// A shape with enough room for `keys` keys, according to the formulas of the paper.
     fn for_keys(keys: usize, seed: u64) -> Self {
         let ln = (keys.max(2) as f64).ln();
@@ -111,7 +111,7 @@ pub(super) struct Building {
 /// Building with one seed.
 #[derive(Debug)]
 struct Attempt {
-    shape: Shape,
+    shape: SlotShape,
     stage: Stage,
     /// Keys or slots of the stage that are done.
     done: usize,
@@ -155,7 +155,7 @@ enum Stage {
 }
 
 /// How a step of an attempt ended.
-enum Ended {
+enum AttemptEnd {
     Spent,
     Failed,
     Filled,
@@ -172,18 +172,18 @@ impl Building {
         let Some(attempt) = &mut self.attempt else {
             let Some(seed) = self.seeds.next() else { return Some(false) };
             let seed = seed.wrapping_add(1).wrapping_mul(0xa076_1d64_78bd_642f);
-            self.attempt = Some(Attempt::new(Shape::for_keys(self.entries.len(), seed)));
+            self.attempt = Some(Attempt::new(SlotShape::for_keys(self.entries.len(), seed)));
             return None;
         };
         match attempt.step(&self.entries, budget) {
-            Ended::Spent => None,
-            Ended::Failed => {
+            AttemptEnd::Spent => None,
+            AttemptEnd::Failed => {
                 self.attempt = None;
                 self.set_colliding_apart();
                 None
             }
-            Ended::Filled => {
-                let Shape { seed, segments, segment_bits } = attempt.shape;
+            AttemptEnd::Filled => {
+                let SlotShape { seed, segments, segment_bits } = attempt.shape;
                 out.push(joined(segments as u32, segment_bits));
                 out.push(seed);
                 out.push(joined(self.entries.len() as u32, self.colliding.len() as u32));
@@ -210,7 +210,7 @@ impl Building {
 }
 
 impl Attempt {
-    fn new(shape: Shape) -> Self {
+    fn new(shape: SlotShape) -> Self {
         Self {
             shape,
             stage: Stage::Enter,
@@ -222,7 +222,7 @@ impl Attempt {
         }
     }
 
-    fn step(&mut self, entries: &[(u64, u8)], budget: usize) -> Ended {
+    fn step(&mut self, entries: &[(u64, u8)], budget: usize) -> AttemptEnd {
         let end = |all: usize, done: usize| all.min(done.saturating_add(budget.max(1)));
         match self.stage {
             Stage::Enter => {
@@ -247,7 +247,7 @@ impl Attempt {
                 for _ in 0..budget.max(1) {
                     let Some(slot) = self.open.pop() else {
                         if self.order.len() < entries.len() {
-                            return Ended::Failed;
+                            return AttemptEnd::Failed;
                         }
                         self.turn_to_if(true, Stage::Fill);
                         break;
@@ -269,7 +269,7 @@ impl Attempt {
             Stage::Fill => {
                 for _ in 0..budget.max(1) {
                     let Some((hash, place, slot)) = self.order.pop() else {
-                        return Ended::Filled;
+                        return AttemptEnd::Filled;
                     };
                     let [one, two, three] = self.shape.slots_of(hash);
                     // The slot itself is still zero.
@@ -280,7 +280,7 @@ impl Attempt {
                 }
             }
         }
-        Ended::Spent
+        AttemptEnd::Spent
     }
 
     fn turn_to_if(&mut self, is_done: bool, next: Stage) {
@@ -304,14 +304,14 @@ fn pack(slots: &[u16], out: &mut Vec<u64>) {
 
 /// The function in a section's words.
 #[derive(Clone, Copy, Debug)]
-pub struct Locate<'a> {
-    shape: Shape,
+pub struct LocateFunction<'a> {
+    shape: SlotShape,
     keys: u32,
     colliding: &'a [u64],
     slots: &'a [u64],
 }
 
-impl<'a> Locate<'a> {
+impl<'a> LocateFunction<'a> {
     /// Opens the function of a section that consists of exactly these words. The cost does not
     /// depend on the size.
     pub fn open(words: &'a [u64]) -> Option<Self> {
@@ -322,7 +322,7 @@ impl<'a> Locate<'a> {
         if segments == 0 || segment_bits > MAX_SEGMENT_BITS {
             return None;
         }
-        let shape = Shape { seed: fixed[1], segments: segments.into(), segment_bits };
+        let shape = SlotShape { seed: fixed[1], segments: segments.into(), segment_bits };
         let colliding = take(&mut rest, colliding as usize)?;
         let fits = rest.len() == (shape.slots() * SLOT_BITS).div_ceil(64);
         fits.then_some(Self { shape, keys, colliding, slots: rest })
@@ -330,12 +330,12 @@ impl<'a> Locate<'a> {
 
     /// Where to look for a key with this hash.
     #[inline]
-    pub fn find(self, hash: u64) -> Place {
+    pub fn find(self, hash: u64) -> GroupPlace {
         if !self.colliding.is_empty() && self.colliding.binary_search(&hash).is_ok() {
-            return Place::Anywhere;
+            return GroupPlace::Anywhere;
         }
         if self.keys == 0 {
-            return Place::Absent;
+            return GroupPlace::Absent;
         }
         let slot = |index: usize| {
             let (word, shift) = (index * SLOT_BITS / 64, index * SLOT_BITS % 64);
@@ -346,6 +346,6 @@ impl<'a> Locate<'a> {
         let [one, two, three] = self.shape.slots_of(hash);
         let found = slot(one) ^ slot(two) ^ slot(three);
         let place = (found & (PLACES as u16 - 1)) as u8;
-        if found == content(hash, place) { Place::At(place) } else { Place::Absent }
+        if found == content(hash, place) { GroupPlace::At(place) } else { GroupPlace::Absent }
     }
 }

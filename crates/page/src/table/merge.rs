@@ -7,19 +7,19 @@
 //! *Invariants*
 //! - lsm.J7. All versions of a key are in one output.
 //! - lsm.J8. Words that are no records of the source's table, and records out of order, end the
-//!   merge with [`Damaged`]. Before that, it has put out only what belongs before them. Records
-//!   outside the range count too: a source goes on to its end, and a key of the range that comes
-//!   behind one above the range is out of order.
+//!   merge with [`DamagedSsTable`]. Before that, it has put out only what belongs before them.
+//!   Records outside the range count too: a source goes on to its end, and a key of the range that
+//!   comes behind one above the range is out of order.
 //!
 //! *Thread safety*: a plain value.
 
-use super::builder::{Builder, Refused};
-use super::damaged::{Damaged, Part};
+use super::builder::{RefusedRecord, SsTableBuilder};
+use super::damaged::{DamagedSsTable, SsTablePart};
 use super::footer::MAX_TABLE_WORDS;
-use super::key::{Key, KeyBuf};
+use super::key::{KeyBuf, TableKey};
 use super::meta::Clip;
-use super::record::{Record, words_needed};
-use super::survive::{Below, Survival};
+use super::record::{SsTableRecord, words_needed};
+use super::survive::{LowerLevels, Survival};
 use std::cmp::Ordering;
 
 /// Options of a merge.
@@ -30,7 +30,7 @@ pub struct MergeOptions {
     /// The bounds of snapshots in use.
     pub snapshots: Vec<u64>,
     /// The levels below that of the output.
-    pub below: Below,
+    pub below: LowerLevels,
     /// Keys before which outputs end. Ascending.
     pub cuts: Vec<KeyBuf>,
     /// Outputs end at the first key beyond this number of words of records, or beyond 1 GiB.
@@ -39,10 +39,10 @@ pub struct MergeOptions {
 
 /// Why a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum CompactionProgress {
     /// The step has read its words. The next step continues.
     Spent,
-    /// This source needs more words, or [`Merge::end`].
+    /// This source needs more words, or [`Compaction::end`].
     NeedsInput(usize),
     /// The builder has everything that belongs in its table. The next builder takes what follows.
     TableEnds,
@@ -55,10 +55,10 @@ pub enum Progress {
 pub enum MergeError {
     /// The content of a source is invalid.
     #[error(transparent)]
-    Damaged(#[from] Damaged),
+    Damaged(#[from] DamagedSsTable),
     /// A table cannot take a record that belongs in it.
     #[error("cannot write the merged table: {0}")]
-    Refused(#[from] Refused),
+    Refused(#[from] RefusedRecord),
     /// The versions of one key that snapshots still see are too many for a table. Nothing is wrong
     /// with the sources: another merge succeeds once snapshots are gone.
     #[error("the versions of one key do not fit in a table; drop snapshots, and merge again")]
@@ -80,7 +80,7 @@ pub struct MergeCounts {
 
 /// A part of a table, by the keys that count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Stretch {
+enum SsTableStretch {
     #[default]
     Below,
     Inside,
@@ -89,12 +89,12 @@ enum Stretch {
 
 /// A sequence of records, of which a part is here.
 #[derive(Clone, Debug, Default)]
-struct Source {
+struct CompactionSource {
     table: u64,
     /// The keys of the table that count.
     clip: Clip,
     /// Where the next record lies.
-    part: Stretch,
+    part: SsTableStretch,
     words: Vec<u64>,
     /// The first word of the next record.
     at: usize,
@@ -103,46 +103,46 @@ struct Source {
     has_ended: bool,
 }
 
-impl Source {
-    fn damaged(&self, part: Part) -> Damaged {
-        Damaged::new(self.table, part)
+impl CompactionSource {
+    fn damaged(&self, part: SsTablePart) -> DamagedSsTable {
+        DamagedSsTable::new(self.table, part)
     }
 
     /// The next record, after checking it. `None` if it is still incomplete.
-    fn checked(&self) -> Result<Option<Record<'_>>, Damaged> {
+    fn checked(&self) -> Result<Option<SsTableRecord<'_>>, DamagedSsTable> {
         let rest = &self.words[self.at..];
         let Some(&first) = rest.first() else { return Ok(None) };
-        let needed = words_needed(first).ok_or(self.damaged(Part::Record))?;
+        let needed = words_needed(first).ok_or(self.damaged(SsTablePart::Record))?;
         if needed > rest.len() {
             return Ok(None);
         }
-        Record::parse(rest, self.table).map(Some)
+        SsTableRecord::parse(rest, self.table).map(Some)
     }
 
     /// The next record, which has been checked before.
     #[inline]
-    fn record(&self) -> Result<Record<'_>, Damaged> {
-        let record = Record::checked_before(&self.words[self.at..], self.table);
-        record.ok_or(self.damaged(Part::Record))
+    fn record(&self) -> Result<SsTableRecord<'_>, DamagedSsTable> {
+        let record = SsTableRecord::checked_before(&self.words[self.at..], self.table);
+        record.ok_or(self.damaged(SsTablePart::Record))
     }
 
-    fn part_of(&self, key: Key<'_>) -> Stretch {
+    fn part_of(&self, key: TableKey<'_>) -> SsTableStretch {
         if self.clip.has(key) {
-            Stretch::Inside
+            SsTableStretch::Inside
         } else if self.clip.upper.as_ref().is_some_and(|upper| upper.key() <= key) {
-            Stretch::Above
+            SsTableStretch::Above
         } else {
-            Stretch::Below
+            SsTableStretch::Below
         }
     }
 }
 
 /// A merge in progress.
 #[derive(Debug)]
-pub struct Merge {
+pub struct Compaction {
     options: MergeOptions,
     survival: Survival,
-    sources: Vec<Source>,
+    sources: Vec<CompactionSource>,
     /// The sources that have a next record. The one with the first record is last.
     order: Vec<usize>,
     /// The sources without a next record that have not ended.
@@ -154,19 +154,19 @@ pub struct Merge {
     failed: Option<MergeError>,
 }
 
-impl Merge {
+impl Compaction {
     /// Outputs end at a key beyond this many words, so that a key that begins below has as much
     /// room again for its versions (lsm.J7).
-    const MOST_TABLE_WORDS: u32 = MAX_TABLE_WORDS / 2;
+    const MAX_OUTPUT_WORDS: u32 = MAX_TABLE_WORDS / 2;
 
     /// A merge of `sources` sources, all of which still need their first tables.
     pub fn new(sources: usize, mut options: MergeOptions) -> Self {
-        options.table_words = options.table_words.min(Self::MOST_TABLE_WORDS);
+        options.table_words = options.table_words.min(Self::MAX_OUTPUT_WORDS);
         let survival = Survival::new(options.snapshots.clone(), options.below.clone());
         Self {
             options,
             survival,
-            sources: vec![Source::default(); sources],
+            sources: vec![CompactionSource::default(); sources],
             order: Vec::with_capacity(sources),
             waiting: (0..sources).rev().collect(),
             last: None,
@@ -183,7 +183,7 @@ impl Merge {
 
     /// Outputs end at the first key beyond so many words of records from now on.
     pub fn limit_tables(&mut self, table_words: u32) {
-        self.options.table_words = table_words.min(Self::MOST_TABLE_WORDS);
+        self.options.table_words = table_words.min(Self::MAX_OUTPUT_WORDS);
     }
 
     /// The first key that is in no output yet. `None` if there is none, or if a source needs input.
@@ -206,11 +206,11 @@ impl Merge {
     pub fn begin(&mut self, source: usize, table: u64, clip: &Clip) -> Result<(), MergeError> {
         let held = &mut self.sources[source];
         if held.at < held.words.len() {
-            return self.fail(self.sources[source].damaged(Part::Record));
+            return self.fail(self.sources[source].damaged(SsTablePart::Record));
         }
         held.table = table;
         held.clip = clip.within(&self.options.range);
-        held.part = Stretch::Below;
+        held.part = SsTableStretch::Below;
         Ok(())
     }
 
@@ -234,7 +234,7 @@ impl Merge {
         self.look_if_waiting(source)
     }
 
-    fn fail<T>(&mut self, damaged: Damaged) -> Result<T, MergeError> {
+    fn fail<T>(&mut self, damaged: DamagedSsTable) -> Result<T, MergeError> {
         self.failed = Some(damaged.into());
         Err(damaged.into())
     }
@@ -251,24 +251,24 @@ impl Merge {
 
     /// Finds the next record of a source within the range, and inserts the source at its position
     /// among the others.
-    fn look(&mut self, index: usize) -> Result<(), Damaged> {
+    fn look(&mut self, index: usize) -> Result<(), DamagedSsTable> {
         let source = &mut self.sources[index];
         loop {
             let Some(record) = source.checked()? else {
                 if !source.has_ended {
                     self.waiting.push(index);
                 } else if source.at < source.words.len() {
-                    return Err(source.damaged(Part::Record));
+                    return Err(source.damaged(SsTablePart::Record));
                 }
                 return Ok(());
             };
             let (key, words) = (record.key(), record.words());
             let (head, part) = (key.head(), source.part_of(key));
             if part < source.part {
-                return Err(source.damaged(Part::Order));
+                return Err(source.damaged(SsTablePart::Order));
             }
             source.part = part;
-            if part == Stretch::Inside {
+            if part == SsTableStretch::Inside {
                 source.head = head;
                 break;
             }
@@ -288,7 +288,7 @@ impl Merge {
 
     /// The order of the next records of two sources.
     #[inline]
-    fn compare(&self, one: usize, two: usize) -> Result<Ordering, Damaged> {
+    fn compare(&self, one: usize, two: usize) -> Result<Ordering, DamagedSsTable> {
         let order = self.sources[one].head.cmp(&self.sources[two].head);
         if order.is_ne() {
             return Ok(order);
@@ -302,9 +302,9 @@ impl Merge {
     pub fn step(
         &mut self,
         budget_words: u64,
-        builder: &mut Builder,
+        builder: &mut SsTableBuilder,
         out: &mut Vec<u64>,
-    ) -> Result<Progress, MergeError> {
+    ) -> Result<CompactionProgress, MergeError> {
         if let Some(error) = self.failed {
             return Err(error);
         }
@@ -316,17 +316,17 @@ impl Merge {
     fn advance(
         &mut self,
         budget_words: u64,
-        builder: &mut Builder,
+        builder: &mut SsTableBuilder,
         out: &mut Vec<u64>,
-    ) -> Result<Progress, MergeError> {
+    ) -> Result<CompactionProgress, MergeError> {
         let end = self.counts.words_in.saturating_add(budget_words);
         loop {
             if let Some(&source) = self.waiting.last() {
-                return Ok(Progress::NeedsInput(source));
+                return Ok(CompactionProgress::NeedsInput(source));
             }
-            let Some(&index) = self.order.last() else { return Ok(Progress::Done) };
+            let Some(&index) = self.order.last() else { return Ok(CompactionProgress::Done) };
             if self.counts.words_in >= end {
-                return Ok(Progress::Spent);
+                return Ok(CompactionProgress::Spent);
             }
             let source = &self.sources[index];
             let record = source.record()?;
@@ -336,20 +336,20 @@ impl Merge {
                 Some((last, above)) => match last.key().cmp(&key) {
                     Ordering::Less => true,
                     Ordering::Equal if sequence <= *above => false,
-                    _ => return Err(source.damaged(Part::Order).into()),
+                    _ => return Err(source.damaged(SsTablePart::Order).into()),
                 },
             };
             if is_first && ends_before(key, builder, &self.options, &mut self.next_cut) {
-                return Ok(Progress::TableEnds);
+                return Ok(CompactionProgress::TableEnds);
             }
             let words = record.words() as u64;
             if self.survival.keeps(key, sequence, record.kind(), is_first) {
                 match builder.put(record, out) {
                     // Nothing has changed; the next table takes the key.
-                    Err(Refused::Full) if is_first && builder.records() > 0 => {
-                        return Ok(Progress::TableEnds);
+                    Err(RefusedRecord::Full) if is_first && builder.records() > 0 => {
+                        return Ok(CompactionProgress::TableEnds);
                     }
-                    Err(Refused::Full) if !is_first => return Err(MergeError::KeyTooLarge),
+                    Err(RefusedRecord::Full) if !is_first => return Err(MergeError::KeyTooLarge),
                     put => put?,
                 }
                 self.counts.records_out += 1;
@@ -371,8 +371,8 @@ impl Merge {
 
 /// Whether `builder`'s table ends before `key`, which is a new key (lsm.J7).
 fn ends_before(
-    key: Key<'_>,
-    builder: &Builder,
+    key: TableKey<'_>,
+    builder: &SsTableBuilder,
     options: &MergeOptions,
     next_cut: &mut usize,
 ) -> bool {
@@ -385,11 +385,11 @@ fn ends_before(
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::super::builder::FIXED_WORDS;
-    use super::super::{IndexKind, Kind};
+    use super::super::{IndexKind, RecordKind};
     use super::*;
 
-    fn small(table: u64, room: u32) -> Builder {
-        let mut builder = Builder::new(table, 0, IndexKind::Compact);
+    fn small(table: u64, room: u32) -> SsTableBuilder {
+        let mut builder = SsTableBuilder::new(table, 0, IndexKind::Compact);
         builder.most_words = FIXED_WORDS as u32 + room;
         builder
     }
@@ -398,19 +398,19 @@ mod tests {
     /// snapshots see, into tables with little room, which end at a key beyond `table_words`. The
     /// records of each.
     fn tables_of(versions: u64, room: u32, table_words: u32) -> Result<Vec<u64>, MergeError> {
-        let (mut source, mut words) = (Builder::new(1, 0, IndexKind::Compact), Vec::new());
+        let (mut source, mut words) = (SsTableBuilder::new(1, 0, IndexKind::Compact), Vec::new());
         for number in 0..10 {
             let key = KeyBuf::from_number(number);
             for sequence in (1..=versions).rev() {
-                source.add(key.key(), sequence, Kind::Value, &[1; 80], &mut words).unwrap();
+                source.add(key.key(), sequence, RecordKind::Value, &[1; 80], &mut words).unwrap();
             }
         }
-        let mut merge = Merge::new(
+        let mut merge = Compaction::new(
             1,
             MergeOptions {
                 range: Clip::default(),
                 snapshots: (1..=versions).collect(),
-                below: Below::everything(),
+                below: LowerLevels::everything(),
                 cuts: Vec::new(),
                 table_words,
             },
@@ -423,7 +423,7 @@ mod tests {
             let progress = merge.step(u64::MAX, &mut builder, &mut Vec::new())?;
             let next = small(builder.table() + 1, room);
             records.push(std::mem::replace(&mut builder, next).records());
-            if progress == Progress::Done {
+            if progress == CompactionProgress::Done {
                 return Ok(records);
             }
         }

@@ -15,9 +15,9 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::damaged::{Damaged, Part};
-use super::footer::{FOOTER_WORDS, Footer};
-use super::key::{Key, KeyBuf, MAX_KEY_BYTES};
+use super::damaged::{DamagedSsTable, SsTablePart};
+use super::footer::{FOOTER_WORDS, SsTableFooter};
+use super::key::{KeyBuf, MAX_KEY_BYTES, TableKey};
 use super::packed::{halves, joined, sum_of, take};
 use std::ops::Range;
 
@@ -55,7 +55,7 @@ impl Clip {
     }
 
     /// Whether it includes `key`.
-    pub fn has(&self, key: Key<'_>) -> bool {
+    pub fn has(&self, key: TableKey<'_>) -> bool {
         self.lower.as_ref().is_none_or(|lower| lower.key() <= key)
             && self.upper.as_ref().is_none_or(|upper| key < upper.key())
     }
@@ -63,11 +63,11 @@ impl Clip {
 
 /// A version's description of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meta {
+pub struct SsTableMeta {
     /// The level of the tree that it is in.
     pub level: u8,
     /// The table's own description.
-    pub footer: Footer,
+    pub footer: SsTableFooter,
     /// The smallest key.
     pub smallest: KeyBuf,
     /// The largest key.
@@ -92,13 +92,13 @@ pub fn take_key(words: &mut &[u64]) -> Option<KeyBuf> {
         return None;
     }
     let words = take(words, bytes.div_ceil(8))?;
-    let key = Key::new(words, bytes)?;
+    let key = TableKey::new(words, bytes)?;
     // Equal descriptions must have equal words.
     let is_padded = words.last().is_none_or(|&last| last == key.word(words.len() - 1));
     is_padded.then(|| key.into())
 }
 
-impl Meta {
+impl SsTableMeta {
     /// Appends its words to `out`.
     pub fn encode(&self, out: &mut Vec<u64>) {
         let begin = out.len();
@@ -118,10 +118,11 @@ impl Meta {
     }
 
     /// Decodes a description at the beginning of `words`.
-    pub fn decode(words: &mut &[u64]) -> Result<Self, Damaged> {
+    pub fn decode(words: &mut &[u64]) -> Result<Self, DamagedSsTable> {
         // The id is in the footer. Words that are not a description have none.
         let table = words.get(4).copied().unwrap_or(0);
-        let (meta, rest) = Self::decoded(words).ok_or(Damaged::new(table, Part::Meta))?;
+        let (meta, rest) =
+            Self::decoded(words).ok_or(DamagedSsTable::new(table, SsTablePart::Meta))?;
         *words = rest;
         Ok(meta)
     }
@@ -137,7 +138,7 @@ impl Meta {
         }
         let mut rest = words;
         let fixed = take(&mut rest, FIXED_WORDS)?;
-        let footer = Footer::decode_any(&fixed[2..2 + FOOTER_WORDS])?;
+        let footer = SsTableFooter::decode_any(&fixed[2..2 + FOOTER_WORDS])?;
         let (runs, zero) = halves(fixed[FIXED_WORDS - 1]);
         if runs as usize > MAX_RUNS || zero != 0 {
             return None;
@@ -156,7 +157,7 @@ impl Meta {
     }
 
     /// Whether the table may have `key`, by its bounds and its clip.
-    pub fn covers(&self, key: Key<'_>) -> bool {
+    pub fn covers(&self, key: TableKey<'_>) -> bool {
         self.smallest.key() <= key && key <= self.largest.key() && self.clip.has(key)
     }
 

@@ -3,8 +3,8 @@
 //!
 //! A table consists of words: records in order, then its index, then a footer.
 //! `docs/internals/lsm.md` draws the bytes and numbers the invariants (lsm.B1 …, lsm.J5 …). All
-//! functions work on private copies of words, and fail with [`Damaged`] on words that a table
-//! cannot hold.
+//! functions work on private copies of words, and fail with [`DamagedSsTable`] on words that a
+//! table cannot hold.
 
 mod blocks;
 mod builder;
@@ -26,22 +26,23 @@ mod sections;
 mod survive;
 
 pub use blocks::{Picked, pick};
-pub use builder::{Builder, Finishing, GROUP_RECORDS, IndexKind, Refused};
-pub use cursor::{Cursor, Run};
-pub use damaged::{Damaged, Part};
-pub use fences::Fences;
-pub use filter::{Bloom, MAX_BLOOM_BITS};
-pub use footer::{FOOTER_WORDS, Footer, MAX_TABLE_WORDS};
+pub use builder::{Finishing, GROUP_RECORDS, IndexKind, RefusedRecord, SsTableBuilder};
+pub use cursor::{RecordCursor, RecordRun};
+pub use damaged::{DamagedSsTable, SsTablePart};
+pub use fences::SsTableFences;
+pub use filter::{BloomFilter, MAX_BLOOM_BITS};
+pub use footer::{FOOTER_WORDS, MAX_TABLE_WORDS, SsTableFooter};
 pub use full_index::FullIndex;
-pub use job::{JobTable, MergeJob};
-pub use key::{Key, KeyBuf, MAX_KEY_BYTES, in_table_order};
-pub use locate::{Locate, Place, build_locate};
-pub use merge::{Merge, MergeCounts, MergeError, MergeOptions, Progress};
-pub use meta::{Clip, ExtentRun, MAX_RUNS, Meta};
+pub use job::{CompactionOrder, JobTable};
+pub use key::{KeyBuf, MAX_KEY_BYTES, TableKey, in_table_order};
+pub use locate::{GroupPlace, LocateFunction, build_locate};
+pub use merge::{Compaction, CompactionProgress, MergeCounts, MergeError, MergeOptions};
+pub use meta::{Clip, ExtentRun, MAX_RUNS, SsTableMeta};
 pub use meta::{push_key, take_key};
 pub use placed::{Placed, VersionChange};
 pub use record::{
-    HEADER_WORDS, Kind, MAX_SEQUENCE, MAX_VALUE_BYTES, Record, record_words, words_needed,
+    HEADER_WORDS, MAX_SEQUENCE, MAX_VALUE_BYTES, RecordKind, SsTableRecord, record_words,
+    words_needed,
 };
-pub use sections::{Found, Index};
-pub use survive::{Below, Survival};
+pub use sections::{SsTableIndex, SsTableLookup};
+pub use survive::{LowerLevels, Survival};

@@ -11,8 +11,8 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::damaged::{Damaged, Part};
-use super::meta::{MAX_RUNS, Meta};
+use super::damaged::{DamagedSsTable, SsTablePart};
+use super::meta::{MAX_RUNS, SsTableMeta};
 use super::packed::{halves, joined, take};
 
 /// Maximum number of tables that a change removes, and that it adds.
@@ -22,7 +22,7 @@ const MAX_CHANGED: u32 = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// Its description, without extents.
-    pub meta: Meta,
+    pub meta: SsTableMeta,
     /// Addresses as words, and bytes at each.
     pub pieces: Vec<(u64, u64)>,
 }
@@ -30,16 +30,16 @@ pub struct Placed {
 impl Placed {
     /// Appends its words to `out`.
     pub fn encode(&self, out: &mut Vec<u64>) {
-        Meta { extents: Vec::new(), ..self.meta.clone() }.encode(out);
+        SsTableMeta { extents: Vec::new(), ..self.meta.clone() }.encode(out);
         out.push(joined(self.pieces.len() as u32, 0));
         out.extend(self.pieces.iter().flat_map(|&(at, bytes)| [at, bytes]));
     }
 
     /// Decodes a placed table at the beginning of `words`.
-    pub fn decode(words: &mut &[u64]) -> Result<Self, Damaged> {
+    pub fn decode(words: &mut &[u64]) -> Result<Self, DamagedSsTable> {
         let mut rest = *words;
-        let meta = Meta::decode(&mut rest)?;
-        let damaged = Damaged::new(meta.footer.table, Part::Meta);
+        let meta = SsTableMeta::decode(&mut rest)?;
+        let damaged = DamagedSsTable::new(meta.footer.table, SsTablePart::Meta);
         let mut pieces = || {
             let (pieces, zero) = halves(take(&mut rest, 1)?[0]);
             let makes_sense = pieces as usize <= MAX_RUNS && zero == 0 && meta.extents.is_empty();

@@ -14,8 +14,8 @@
 //!
 //! *Thread safety*: plain values, over private copies of words.
 
-use super::damaged::{Damaged, Part};
-use super::key::Key;
+use super::damaged::{DamagedSsTable, SsTablePart};
+use super::key::TableKey;
 use super::packed;
 
 /// Number of words before the key.
@@ -30,14 +30,14 @@ pub const MAX_SEQUENCE: u64 = (1 << 56) - 1;
 /// The meaning of a version for its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Kind {
+pub enum RecordKind {
     /// The key has this value.
     Value,
     /// The key is absent. The value is empty.
     Tombstone,
 }
 
-impl Kind {
+impl RecordKind {
     fn of_bits(bits: u64) -> Option<Self> {
         match bits as u8 {
             0 => Some(Self::Value),
@@ -77,17 +77,17 @@ fn check_of(word: u64, rest: &[u64], table: u64) -> u64 {
 
 /// A record with a valid check.
 #[derive(Clone, Copy, Debug)]
-pub struct Record<'a> {
+pub struct SsTableRecord<'a> {
     words: &'a [u64],
     table: u64,
-    kind: Kind,
+    kind: RecordKind,
 }
 
-impl<'a> Record<'a> {
+impl<'a> SsTableRecord<'a> {
     /// The record of `table` that begins at the first of `words`, which may extend beyond it.
     #[inline]
-    pub fn parse(words: &'a [u64], table: u64) -> Result<Self, Damaged> {
-        Self::checked(words, table).ok_or(Damaged::new(table, Part::Record))
+    pub fn parse(words: &'a [u64], table: u64) -> Result<Self, DamagedSsTable> {
+        Self::checked(words, table).ok_or(DamagedSsTable::new(table, SsTablePart::Record))
     }
 
     #[inline]
@@ -102,8 +102,8 @@ impl<'a> Record<'a> {
     pub(super) fn checked_before(words: &'a [u64], table: u64) -> Option<Self> {
         let &first = words.first()?;
         let words = words.get(..words_needed(first)?)?;
-        let kind = Kind::of_bits(words[1])?;
-        let has_right_value = kind == Kind::Value || first as u32 == 0;
+        let kind = RecordKind::of_bits(words[1])?;
+        let has_right_value = kind == RecordKind::Value || first as u32 == 0;
         has_right_value.then_some(Self { words, table, kind })
     }
 
@@ -121,8 +121,8 @@ impl<'a> Record<'a> {
 
     /// Its key.
     #[inline]
-    pub fn key(self) -> Key<'a> {
-        Key::new(&self.words[HEADER_WORDS..], self.key_bytes()).expect("checked by `parse`")
+    pub fn key(self) -> TableKey<'a> {
+        TableKey::new(&self.words[HEADER_WORDS..], self.key_bytes()).expect("checked by `parse`")
     }
 
     #[inline]
@@ -138,7 +138,7 @@ impl<'a> Record<'a> {
 
     /// Its kind.
     #[inline]
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> RecordKind {
         self.kind
     }
 
@@ -167,9 +167,9 @@ impl<'a> Record<'a> {
 /// sequence number.
 pub(super) fn append_record(
     table: u64,
-    key: Key<'_>,
+    key: TableKey<'_>,
     sequence: u64,
-    kind: Kind,
+    kind: RecordKind,
     value: &[u8],
     out: &mut Vec<u64>,
 ) {

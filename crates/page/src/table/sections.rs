@@ -11,19 +11,19 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::damaged::{Damaged, Part};
-use super::fences::Fences;
-use super::filter::Bloom;
-use super::footer::{FOOTER_WORDS, Footer, Membership, Search};
+use super::damaged::{DamagedSsTable, SsTablePart};
+use super::fences::SsTableFences;
+use super::filter::BloomFilter;
+use super::footer::{FOOTER_WORDS, Membership, SearchMethod, SsTableFooter};
 use super::full_index::FullIndex;
-use super::key::{Key, KeyBuf};
-use super::locate::{Locate, Place};
+use super::key::{KeyBuf, TableKey};
+use super::locate::{GroupPlace, LocateFunction};
 use super::packed::sum_of;
 use std::ops::Range;
 
 /// Where a table may have a key. Words are counted from the first word of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum SsTableLookup {
     /// The table does not have the key.
     Absent,
     /// Either this record belongs to the key, or the key is absent. With a full index, it is the
@@ -41,17 +41,17 @@ pub enum Found {
 
 /// The sections and the footer of a table.
 #[derive(Clone, Debug)]
-pub struct Index {
-    footer: Footer,
+pub struct SsTableIndex {
+    footer: SsTableFooter,
     words: Vec<u64>,
 }
 
-impl Index {
+impl SsTableIndex {
     /// Opens the index of `table` in the words between its records and the table's end.
-    pub fn open(words: Vec<u64>, table: u64) -> Result<Self, Damaged> {
-        let damaged = Damaged::new(table, Part::Footer);
+    pub fn open(words: Vec<u64>, table: u64) -> Result<Self, DamagedSsTable> {
+        let damaged = DamagedSsTable::new(table, SsTablePart::Footer);
         let at = words.len().checked_sub(FOOTER_WORDS).ok_or(damaged)?;
-        let footer = Footer::decode(&words[at..], table)?;
+        let footer = SsTableFooter::decode(&words[at..], table)?;
         if at as u64 != u64::from(footer.footer_start - footer.data_words) {
             return Err(damaged);
         }
@@ -59,23 +59,23 @@ impl Index {
         let is_intact = sum_of(index.search()) == footer.sums[0]
             && sum_of(index.membership()) == footer.sums[1]
             && index.sections_open();
-        if is_intact { Ok(index) } else { Err(Damaged::new(table, Part::Section)) }
+        if is_intact { Ok(index) } else { Err(DamagedSsTable::new(table, SsTablePart::Section)) }
     }
 
     fn sections_open(&self) -> bool {
         let opens = match self.footer.search {
-            Search::Fences => Fences::open(self.search()).is_some(),
-            Search::Full => FullIndex::open(self.search()).is_some(),
+            SearchMethod::Fences => SsTableFences::open(self.search()).is_some(),
+            SearchMethod::Full => FullIndex::open(self.search()).is_some(),
         };
         opens
             && match self.footer.membership {
-                Membership::Locate => Locate::open(self.membership()).is_some(),
-                Membership::Bloom => Bloom::open(self.membership()).is_some(),
+                Membership::Locate => LocateFunction::open(self.membership()).is_some(),
+                Membership::Bloom => BloomFilter::open(self.membership()).is_some(),
             }
     }
 
     /// The table's footer.
-    pub fn footer(&self) -> &Footer {
+    pub fn footer(&self) -> &SsTableFooter {
         &self.footer
     }
 
@@ -92,48 +92,57 @@ impl Index {
         &self.words[self.search().len()..self.words.len() - FOOTER_WORDS]
     }
 
-    fn damaged(&self) -> Damaged {
-        Damaged::new(self.footer.table, Part::Section)
+    fn damaged(&self) -> DamagedSsTable {
+        DamagedSsTable::new(self.footer.table, SsTablePart::Section)
     }
 
-    fn fences(&self) -> Result<Fences<'_>, Damaged> {
-        Fences::open(self.search()).ok_or(self.damaged())
+    fn fences(&self) -> Result<SsTableFences<'_>, DamagedSsTable> {
+        SsTableFences::open(self.search()).ok_or(self.damaged())
     }
 
-    fn full(&self) -> Result<FullIndex<'_>, Damaged> {
+    fn full(&self) -> Result<FullIndex<'_>, DamagedSsTable> {
         FullIndex::open(self.search()).ok_or(self.damaged())
     }
 
     /// What the membership section tells about a key with this hash.
     #[inline]
-    fn place(&self, hash: u64) -> Result<Place, Damaged> {
+    fn place(&self, hash: u64) -> Result<GroupPlace, DamagedSsTable> {
         match self.footer.membership {
             Membership::Locate => {
-                Ok(Locate::open(self.membership()).ok_or(self.damaged())?.find(hash))
+                Ok(LocateFunction::open(self.membership()).ok_or(self.damaged())?.find(hash))
             }
             Membership::Bloom => {
-                let bloom = Bloom::open(self.membership()).ok_or(self.damaged())?;
-                Ok(if bloom.may_have(hash) { Place::Anywhere } else { Place::Absent })
+                let bloom = BloomFilter::open(self.membership()).ok_or(self.damaged())?;
+                Ok(if bloom.may_have(hash) { GroupPlace::Anywhere } else { GroupPlace::Absent })
             }
         }
     }
 
     /// Whether the table may have a key with this hash.
-    pub fn may_have(&self, hash: u64) -> Result<bool, Damaged> {
-        Ok(self.place(hash)? != Place::Absent)
+    pub fn may_have(&self, hash: u64) -> Result<bool, DamagedSsTable> {
+        Ok(self.place(hash)? != GroupPlace::Absent)
     }
 
     /// Where `key`, whose hash is `hash`, is as of the sequence number `bound`.
-    pub fn find(&self, key: Key<'_>, hash: u64, bound: u64) -> Result<Found, Damaged> {
+    pub fn find(
+        &self,
+        key: TableKey<'_>,
+        hash: u64,
+        bound: u64,
+    ) -> Result<SsTableLookup, DamagedSsTable> {
         let place = self.place(hash)?;
-        if place == Place::Absent {
-            return Ok(Found::Absent);
+        if place == GroupPlace::Absent {
+            return Ok(SsTableLookup::Absent);
         }
-        if self.footer.search == Search::Full {
-            let Some(words) = self.full()?.find(key, bound) else { return Ok(Found::Absent) };
+        if self.footer.search == SearchMethod::Full {
+            let Some(words) = self.full()?.find(key, bound) else {
+                return Ok(SsTableLookup::Absent);
+            };
             let end = words.end;
             let lies_inside = end <= self.footer.data_words;
-            return lies_inside.then_some(Found::Record { words, end }).ok_or(self.damaged());
+            return lies_inside
+                .then_some(SsTableLookup::Record { words, end })
+                .ok_or(self.damaged());
         }
         let fences = self.fences()?;
         let group = fences.group_of(key);
@@ -141,28 +150,28 @@ impl Index {
         let lies_inside = |all: &Range<u32>| all.end <= self.footer.data_words;
         let all = all.filter(lies_inside).ok_or(self.damaged())?;
         Ok(match place {
-            Place::Anywhere | Place::Absent => Found::Group(all),
+            GroupPlace::Anywhere | GroupPlace::Absent => SsTableLookup::Group(all),
             // A position from another group's key may not exist here.
-            Place::At(place) => match fences.record_words(group, place) {
-                Some(words) => Found::Record { words, end: all.end },
-                None => Found::Absent,
+            GroupPlace::At(place) => match fences.record_words(group, place) {
+                Some(words) => SsTableLookup::Record { words, end: all.end },
+                None => SsTableLookup::Absent,
             },
         })
     }
 
     /// The number of positions where reading can begin: groups, or records of a full index.
-    fn units(&self) -> Result<u32, Damaged> {
+    fn units(&self) -> Result<u32, DamagedSsTable> {
         match self.footer.search {
-            Search::Fences => Ok(self.fences()?.groups() as u32),
-            Search::Full => Ok(self.full()?.records()),
+            SearchMethod::Fences => Ok(self.fences()?.groups() as u32),
+            SearchMethod::Full => Ok(self.full()?.records()),
         }
     }
 
     /// The first word of a unit; for the unit after the last, the end of the data.
-    fn unit_start(&self, unit: u32) -> Result<u32, Damaged> {
+    fn unit_start(&self, unit: u32) -> Result<u32, DamagedSsTable> {
         let words = match self.footer.search {
-            Search::Fences => self.fences()?.group_words(unit as usize),
-            Search::Full => self.full()?.record_words(unit),
+            SearchMethod::Fences => self.fences()?.group_words(unit as usize),
+            SearchMethod::Full => self.full()?.record_words(unit),
         };
         match words {
             Some(words) if words.end <= self.footer.data_words => Ok(words.start),
@@ -173,7 +182,7 @@ impl Index {
 
     /// The first unit for whose first word `is_behind` returns true; the number of units if there
     /// is none.
-    fn first_unit(&self, is_behind: impl Fn(u32) -> bool) -> Result<u32, Damaged> {
+    fn first_unit(&self, is_behind: impl Fn(u32) -> bool) -> Result<u32, DamagedSsTable> {
         let (mut low, mut high) = (0, self.units()?);
         while low < high {
             let middle = low.midpoint(high);
@@ -183,39 +192,39 @@ impl Index {
     }
 
     /// The first word of a record before which there is no record of `key` or a higher key.
-    pub fn seek(&self, key: Key<'_>) -> Result<u32, Damaged> {
+    pub fn seek(&self, key: TableKey<'_>) -> Result<u32, DamagedSsTable> {
         let unit = match self.footer.search {
-            Search::Fences => self.fences()?.group_of(key) as u32,
-            Search::Full => self.full()?.seek(key, u64::MAX),
+            SearchMethod::Fences => self.fences()?.group_of(key) as u32,
+            SearchMethod::Full => self.full()?.seek(key, u64::MAX),
         };
         self.unit_start(unit)
     }
 
     /// A word at which a record begins, or the end of the data, with no record of `key` or below
     /// behind it.
-    pub fn seek_behind(&self, key: Key<'_>) -> Result<u32, Damaged> {
+    pub fn seek_behind(&self, key: TableKey<'_>) -> Result<u32, DamagedSsTable> {
         let unit = match self.footer.search {
-            Search::Fences => self.fences()?.group_of(key) as u32 + 1,
-            Search::Full => self.full()?.seek(key, 0),
+            SearchMethod::Fences => self.fences()?.group_of(key) as u32 + 1,
+            SearchMethod::Full => self.full()?.seek(key, 0),
         };
         self.unit_start(unit.min(self.units()?))
     }
 
     /// Keys that cut the table into at most `parts` parts with about as many records each,
     /// ascending and above the first key: a merge can be cut there for several workers.
-    pub fn split_keys(&self, parts: u32) -> Result<Vec<KeyBuf>, Damaged> {
+    pub fn split_keys(&self, parts: u32) -> Result<Vec<KeyBuf>, DamagedSsTable> {
         let units = self.units()?;
         let mut keys: Vec<KeyBuf> = Vec::new();
         for part in 1..parts.min(units) {
             let unit = (u64::from(units) * u64::from(part) / u64::from(parts.min(units))) as u32;
             let key = match self.footer.search {
-                Search::Fences => self.fences()?.fence(unit as usize),
-                Search::Full => self.full()?.key(unit),
+                SearchMethod::Fences => self.fences()?.fence(unit as usize),
+                SearchMethod::Full => self.full()?.key(unit),
             };
             // Records of a full index may be versions of one key.
             let above = match keys.last() {
                 Some(last) => *last < key,
-                None => self.footer.search == Search::Fences || self.full()?.key(0) < key,
+                None => self.footer.search == SearchMethod::Fences || self.full()?.key(0) < key,
             };
             if above {
                 keys.push(key);
@@ -225,8 +234,9 @@ impl Index {
     }
 
     /// Records from `word` on: about `at_most` words, but at least a group. Empty at the end. Only
-    /// for words from [`Index::seek`] and [`Index::seek_behind`], and the ends of such ranges.
-    pub fn after(&self, word: u32, at_most: u32) -> Result<Range<u32>, Damaged> {
+    /// for words from [`SsTableIndex::seek`] and [`SsTableIndex::seek_behind`], and the ends of
+    /// such ranges.
+    pub fn after(&self, word: u32, at_most: u32) -> Result<Range<u32>, DamagedSsTable> {
         let reach = word.saturating_add(at_most);
         let next = self.unit_start(self.first_unit(|start| start > word)?)?;
         let last = match self.footer.data_words {
@@ -240,9 +250,9 @@ impl Index {
     }
 
     /// Records ending at `word`: about `at_most` words, but at least a group. Empty at the
-    /// beginning. Only for words from [`Index::seek`] and [`Index::seek_behind`], the beginnings of
-    /// such ranges, and the end of the data.
-    pub fn before(&self, word: u32, at_most: u32) -> Result<Range<u32>, Damaged> {
+    /// beginning. Only for words from [`SsTableIndex::seek`] and [`SsTableIndex::seek_behind`], the
+    /// beginnings of such ranges, and the end of the data.
+    pub fn before(&self, word: u32, at_most: u32) -> Result<Range<u32>, DamagedSsTable> {
         let own = self.first_unit(|start| start >= word)?;
         let reached = self.first_unit(|start| start >= word.saturating_sub(at_most))?;
         Ok(self.unit_start(reached.min(own.saturating_sub(1)))?.min(word)..word)

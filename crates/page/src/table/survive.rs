@@ -8,18 +8,18 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::key::{Key, KeyBuf};
-use super::record::Kind;
+use super::key::{KeyBuf, TableKey};
+use super::record::RecordKind;
 
 /// The key ranges of the levels below the merge.
 #[derive(Clone, Debug)]
-pub struct Below {
+pub struct LowerLevels {
     /// Both ends are inclusive. Ascending and disjoint.
     ranges: Vec<(KeyBuf, KeyBuf)>,
     is_everywhere: bool,
 }
 
-impl Below {
+impl LowerLevels {
     /// Deeper levels may have any key, so no tombstone is dropped.
     pub fn everything() -> Self {
         Self { ranges: Vec::new(), is_everywhere: true }
@@ -44,7 +44,7 @@ impl Below {
     }
 
     /// Whether a deeper level may have `key`.
-    pub fn covers(&self, key: Key<'_>) -> bool {
+    pub fn covers(&self, key: TableKey<'_>) -> bool {
         let next = self.ranges.partition_point(|range| range.1.key() < key);
         self.is_everywhere || self.ranges.get(next).is_some_and(|range| range.0.key() <= key)
     }
@@ -55,14 +55,14 @@ impl Below {
 pub struct Survival {
     /// In ascending order.
     snapshots: Vec<u64>,
-    below: Below,
+    below: LowerLevels,
     /// The sequence number of the previous record, if it has the same key.
     newer: Option<u64>,
 }
 
 impl Survival {
     /// Creates the decision state. `snapshots` are the bounds of those in use, in any order.
-    pub fn new(mut snapshots: Vec<u64>, below: Below) -> Self {
+    pub fn new(mut snapshots: Vec<u64>, below: LowerLevels) -> Self {
         snapshots.sort_unstable();
         Self { snapshots, below, newer: None }
     }
@@ -71,15 +71,23 @@ impl Survival {
     /// that the version before has another key. A second version with the same key and sequence
     /// number goes.
     #[inline]
-    pub fn keeps(&mut self, key: Key<'_>, sequence: u64, kind: Kind, is_first: bool) -> bool {
+    pub fn keeps(
+        &mut self,
+        key: TableKey<'_>,
+        sequence: u64,
+        kind: RecordKind,
+        is_first: bool,
+    ) -> bool {
         let newer = if is_first { None } else { self.newer };
         self.newer = Some(sequence);
         let older_snapshots = self.snapshots.partition_point(|&bound| bound < sequence);
         let is_seen = newer.is_none_or(|newer| {
             self.snapshots.get(older_snapshots).is_some_and(|&bound| bound < newer)
         });
-        let hides_nothing =
-            kind == Kind::Tombstone && older_snapshots == 0 && is_seen && !self.below.covers(key);
+        let hides_nothing = kind == RecordKind::Tombstone
+            && older_snapshots == 0
+            && is_seen
+            && !self.below.covers(key);
         is_seen && !hides_nothing
     }
 }

@@ -6,10 +6,11 @@
 mod merges;
 
 use farleaf_page::table::{
-    Below, Bloom, Builder, Clip, Cursor, Damaged, ExtentRun, Fences, Footer, Found, FullIndex,
-    Index, IndexKind, Key, KeyBuf, Kind, Locate, MAX_SEQUENCE, MAX_VALUE_BYTES, Merge, MergeError,
-    MergeOptions, Meta, Picked, Place, Progress, Record, Refused, Run, build_locate, pick,
-    record_words,
+    BloomFilter, Clip, Compaction, CompactionProgress, DamagedSsTable, ExtentRun, FullIndex,
+    GroupPlace, IndexKind, KeyBuf, LocateFunction, LowerLevels, MAX_SEQUENCE, MAX_VALUE_BYTES,
+    MergeError, MergeOptions, Picked, RecordCursor, RecordKind, RecordRun, RefusedRecord,
+    SsTableBuilder, SsTableFences, SsTableFooter, SsTableIndex, SsTableLookup, SsTableMeta,
+    SsTableRecord, TableKey, build_locate, pick, record_words,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
@@ -35,14 +36,14 @@ const KINDS: [IndexKind; 4] = [
 /// A table's words in remote memory, and the metadata that a compute server keeps.
 struct Table {
     words: Vec<u64>,
-    meta: Meta,
-    index: Index,
+    meta: SsTableMeta,
+    index: SsTableIndex,
 }
 
 fn build(id: u64, kind: IndexKind, versions: &Versions) -> Option<Table> {
-    let (mut builder, mut words) = (Builder::new(id, 3, kind), Vec::new());
+    let (mut builder, mut words) = (SsTableBuilder::new(id, 3, kind), Vec::new());
     for ((key, sequence), value) in versions {
-        let kind = if value.is_some() { Kind::Value } else { Kind::Tombstone };
+        let kind = if value.is_some() { RecordKind::Value } else { RecordKind::Tombstone };
         let value = value.as_deref().unwrap_or(&[]);
         let key = KeyBuf::from_bytes(key);
         builder.add(key.key(), sequence.0, kind, value, &mut words).unwrap();
@@ -51,12 +52,12 @@ fn build(id: u64, kind: IndexKind, versions: &Versions) -> Option<Table> {
 }
 
 impl Table {
-    fn finish(builder: Builder, mut words: Vec<u64>) -> Option<Self> {
+    fn finish(builder: SsTableBuilder, mut words: Vec<u64>) -> Option<Self> {
         let id = builder.table();
         let meta = builder.finish(1, &mut words)?;
         assert_eq!(words.len(), meta.footer.table_words() as usize);
         let sections = words[meta.footer.data_words as usize..].to_vec();
-        let index = Index::open(sections, id).unwrap();
+        let index = SsTableIndex::open(sections, id).unwrap();
         assert_eq!(*index.footer(), meta.footer);
         Some(Self { words, meta, index })
     }
@@ -67,16 +68,16 @@ impl Table {
 
     /// Looks a key up like a compute server, and counts the READs that this would take.
     /// `Some(None)` is a tombstone.
-    fn get(&self, key: &[u8], bound: u64) -> Result<(Option<Value>, u32), Damaged> {
+    fn get(&self, key: &[u8], bound: u64) -> Result<(Option<Value>, u32), DamagedSsTable> {
         let (id, key) = (self.meta.footer.table, KeyBuf::from_bytes(key));
         let key = key.key();
         let read = |words: std::ops::Range<u32>| {
             pick(&self.words[words.start as usize..words.end as usize], id, key, bound)
         };
         let (picked, reads) = match self.index.find(key, key.hash(), bound)? {
-            Found::Absent => (Picked::Absent, 0),
-            Found::Group(words) => (read(words)?, 1),
-            Found::Record { words, end } => match read(words.clone())? {
+            SsTableLookup::Absent => (Picked::Absent, 0),
+            SsTableLookup::Group(words) => (read(words)?, 1),
+            SsTableLookup::Record { words, end } => match read(words.clone())? {
                 Picked::TooNew => (read(words.end..end)?, 2),
                 picked => (picked, 1),
             },
@@ -85,14 +86,14 @@ impl Table {
     }
 }
 
-fn value_of(record: Record<'_>) -> Value {
+fn value_of(record: SsTableRecord<'_>) -> Value {
     let mut value = Vec::new();
     record.append_value(&mut value);
     assert_eq!(value.len(), record.value_bytes());
-    (record.kind() == Kind::Value).then_some(value)
+    (record.kind() == RecordKind::Value).then_some(value)
 }
 
-fn version_of(record: Record<'_>) -> (Version, Value) {
+fn version_of(record: SsTableRecord<'_>) -> (Version, Value) {
     ((record.key().to_vec(), Reverse(record.sequence())), value_of(record))
 }
 
@@ -147,10 +148,10 @@ fn paper_key(number: u64) -> KeyBuf {
 fn paper_table(kind: IndexKind, records: u64, value_bytes: impl Fn(u64) -> usize) -> Table {
     let mut keys: Vec<KeyBuf> = (0..records).map(paper_key).collect();
     keys.sort();
-    let (mut builder, mut words) = (Builder::new(1, 0, kind), Vec::new());
+    let (mut builder, mut words) = (SsTableBuilder::new(1, 0, kind), Vec::new());
     for (number, key) in (0..).zip(&keys) {
         let value = vec![number as u8; value_bytes(number)];
-        builder.add(key.key(), number, Kind::Value, &value, &mut words).unwrap();
+        builder.add(key.key(), number, RecordKind::Value, &value, &mut words).unwrap();
     }
     Table::finish(builder, words).unwrap()
 }
@@ -170,47 +171,54 @@ fn damage(words: &mut [u64], damages: &[(Choice, u64)]) {
 fn records_lie_on_words_and_take_their_bytes() {
     assert_eq!(record_words(20, 400) * 8, 440);
     assert_eq!(record_words(0, 0) * 8, 16);
-    let (mut builder, mut words) = (Builder::new(0x1_0005, 0, IndexKind::Compact), Vec::new());
+    let (mut builder, mut words) =
+        (SsTableBuilder::new(0x1_0005, 0, IndexKind::Compact), Vec::new());
     let key = KeyBuf::from_bytes(b"0123456789");
-    builder.add(key.key(), 0x77, Kind::Value, b"abcdefg", &mut words).unwrap();
+    builder.add(key.key(), 0x77, RecordKind::Value, b"abcdefg", &mut words).unwrap();
     assert_eq!(words[0] & u64::MAX >> 16, 10 << 32 | 7);
     assert_eq!(words[1], 0x77 << 8);
     let bytes: Vec<u8> = words[2..].iter().flat_map(|word| word.to_le_bytes()).collect();
     assert_eq!(bytes, b"0123456789abcdefg\0\0\0\0\0\0\0");
     // Tables are distinguished by the low 16 bits of their ids, and only by those.
-    assert!(Record::parse(&words, 0x1_0005).is_ok() && Record::parse(&words, 0x0_0005).is_ok());
-    assert!((0..0x1_0000).filter(|&id| Record::parse(&words, id).is_ok()).eq([5]));
+    assert!(
+        SsTableRecord::parse(&words, 0x1_0005).is_ok()
+            && SsTableRecord::parse(&words, 0x0_0005).is_ok()
+    );
+    assert!((0..0x1_0000).filter(|&id| SsTableRecord::parse(&words, id).is_ok()).eq([5]));
     for bit in 0..words.len() * 64 {
         words[bit / 64] ^= 1 << (bit % 64);
-        assert!(Record::parse(&words, 0x1_0005).is_err(), "bit {bit}");
+        assert!(SsTableRecord::parse(&words, 0x1_0005).is_err(), "bit {bit}");
         words[bit / 64] ^= 1 << (bit % 64);
     }
-    assert!(Record::parse(&words[..words.len() - 1], 0x1_0005).is_err());
-    let error = Record::parse(&[], 9).unwrap_err().to_string();
+    assert!(SsTableRecord::parse(&words[..words.len() - 1], 0x1_0005).is_err());
+    let error = SsTableRecord::parse(&[], 9).unwrap_err().to_string();
     assert_eq!(error, "table 9: a record is damaged; read it again by the shard's current version");
 }
 
 #[test]
 fn a_builder_refuses_what_does_not_belong_into_its_table() {
-    let (mut builder, mut out) = (Builder::new(1, 0, IndexKind::Compact), Vec::new());
+    let (mut builder, mut out) = (SsTableBuilder::new(1, 0, IndexKind::Compact), Vec::new());
     let [a, b] = [b"a", b"b"].map(|bytes| KeyBuf::from_bytes(bytes));
-    builder.add(b.key(), 5, Kind::Value, b"x", &mut out).unwrap();
+    builder.add(b.key(), 5, RecordKind::Value, b"x", &mut out).unwrap();
     let (records, words) = (builder.records(), out.clone());
     let mut add = |key: &KeyBuf, sequence, kind, value: &[u8]| {
         builder.add(key.key(), sequence, kind, value, &mut out)
     };
-    assert_eq!(add(&b, 5, Kind::Value, b""), Err(Refused::OutOfOrder));
-    assert_eq!(add(&b, 6, Kind::Value, b""), Err(Refused::OutOfOrder));
-    assert_eq!(add(&a, 1, Kind::Value, b""), Err(Refused::OutOfOrder));
-    assert_eq!(add(&b, 4, Kind::Tombstone, b"x"), Err(Refused::Malformed));
-    assert_eq!(add(&b, MAX_SEQUENCE + 1, Kind::Value, b""), Err(Refused::Malformed));
+    assert_eq!(add(&b, 5, RecordKind::Value, b""), Err(RefusedRecord::OutOfOrder));
+    assert_eq!(add(&b, 6, RecordKind::Value, b""), Err(RefusedRecord::OutOfOrder));
+    assert_eq!(add(&a, 1, RecordKind::Value, b""), Err(RefusedRecord::OutOfOrder));
+    assert_eq!(add(&b, 4, RecordKind::Tombstone, b"x"), Err(RefusedRecord::Malformed));
+    assert_eq!(add(&b, MAX_SEQUENCE + 1, RecordKind::Value, b""), Err(RefusedRecord::Malformed));
     let long = KeyBuf::from_bytes(&vec![200; 65_536]);
-    assert_eq!(add(&long, 9, Kind::Value, b""), Err(Refused::KeyTooLong { bytes: 65_536 }));
+    assert_eq!(
+        add(&long, 9, RecordKind::Value, b""),
+        Err(RefusedRecord::KeyTooLong { bytes: 65_536 })
+    );
     let bytes = MAX_VALUE_BYTES + 1;
     let value = vec![0; bytes];
-    assert_eq!(add(&b, 4, Kind::Value, &value), Err(Refused::ValueTooLong { bytes }));
+    assert_eq!(add(&b, 4, RecordKind::Value, &value), Err(RefusedRecord::ValueTooLong { bytes }));
     assert_eq!((builder.records(), out), (records, words), "nothing has changed");
-    assert!(Builder::new(1, 0, IndexKind::Compact).finish(0, &mut Vec::new()).is_none());
+    assert!(SsTableBuilder::new(1, 0, IndexKind::Compact).finish(0, &mut Vec::new()).is_none());
 }
 
 /// The longest key, and a value whose length in words exceeds 16 bits, among small records.
@@ -320,10 +328,10 @@ fn an_index_is_written_in_bounded_steps() {
     const RECORDS: u64 = 3_000;
     for kind in KINDS {
         let builder = || {
-            let (mut builder, mut words) = (Builder::new(1, 0, kind), Vec::new());
+            let (mut builder, mut words) = (SsTableBuilder::new(1, 0, kind), Vec::new());
             for number in 0..RECORDS {
                 let key = KeyBuf::from_number(number);
-                builder.add(key.key(), number, Kind::Value, b"", &mut words).unwrap();
+                builder.add(key.key(), number, RecordKind::Value, b"", &mut words).unwrap();
             }
             builder
         };
@@ -350,17 +358,18 @@ fn a_static_function_survives_equal_hashes() {
         let mut entries: Vec<(u64, u8)> =
             (0..keys).map(|number| (hash(number), (number % 16) as u8)).collect();
         let words = build_locate(&entries, 0..64).unwrap();
-        let locate = Locate::open(&words).unwrap();
+        let locate = LocateFunction::open(&words).unwrap();
         for &(hash, place) in &entries {
-            assert_eq!(locate.find(hash), Place::At(place));
+            assert_eq!(locate.find(hash), GroupPlace::At(place));
         }
         // Three keys with one hash, and two with another.
         let twice = [(hash(0), 3), (hash(0), 4), (hash(1), 15)];
         entries.extend(twice.iter().take(if keys > 1 { 3 } else { 0 }));
         let words = build_locate(&entries, 0..64).unwrap();
-        let locate = Locate::open(&words).unwrap();
+        let locate = LocateFunction::open(&words).unwrap();
         for (number, &(hash, place)) in entries.iter().enumerate().take(keys as usize) {
-            let expected = if keys > 1 && number < 2 { Place::Anywhere } else { Place::At(place) };
+            let expected =
+                if keys > 1 && number < 2 { GroupPlace::Anywhere } else { GroupPlace::At(place) };
             assert_eq!(locate.find(hash), expected, "{number} of {keys}");
         }
     }
@@ -378,7 +387,7 @@ proptest! {
         if let Some(last) = words.last_mut() && one.len() % 8 > 0 {
             *last |= dirt << (one.len() % 8 * 8);
         }
-        let dirty = Key::new(&words, one.len()).unwrap();
+        let dirty = TableKey::new(&words, one.len()).unwrap();
         prop_assert!(dirty == a.key() && dirty.hash() == a.key().hash());
         prop_assert_eq!(dirty.cmp(&b.key()), one.cmp(&two));
         prop_assert_eq!(a.key().hash() == b.key().hash(), one == two);
@@ -428,10 +437,10 @@ proptest! {
     ) {
         let table = build(5, IndexKind::Compact, &versions);
         let data = table.as_ref().map_or(&[][..], Table::data);
-        let run = Run::new(data, 5).unwrap();
+        let run = RecordRun::new(data, 5).unwrap();
         prop_assert_eq!(run.len(), versions.len());
         let all: Vec<_> = versions.clone().into_iter().collect();
-        let (mut cursor, mut at) = (Cursor::at_start(&run), 0);
+        let (mut cursor, mut at) = (RecordCursor::at_start(&run), 0);
         for (what, key, sequence) in moves {
             let found = match what {
                 0 => {
@@ -449,7 +458,7 @@ proptest! {
             prop_assert_eq!(&found.0, &found.1);
             at = if what == 1 { all.len().min(at + 1) } else { at.saturating_sub(1) };
         }
-        let mut cursor = Cursor::at_end(&run);
+        let mut cursor = RecordCursor::at_end(&run);
         for version in all.iter().rev() {
             let found = cursor.prev().unwrap().map(version_of);
             prop_assert_eq!(found.as_ref(), Some(version));
@@ -468,8 +477,8 @@ proptest! {
             let Some(table) = build(5, kind, &versions) else { continue };
             let read = |words: std::ops::Range<u32>| {
                 let words = &table.words[words.start as usize..words.end as usize];
-                let run = Run::new(words, 5).unwrap();
-                let mut cursor = Cursor::at_start(&run);
+                let run = RecordRun::new(words, 5).unwrap();
+                let mut cursor = RecordCursor::at_start(&run);
                 let mut found = Vec::new();
                 while let Some(record) = cursor.next().unwrap() {
                     found.push(version_of(record));
@@ -535,8 +544,8 @@ proptest! {
         meta.encode(&mut encoded);
         meta.encode(&mut encoded);
         let mut rest = &encoded[..];
-        prop_assert_eq!(&Meta::decode(&mut rest).unwrap(), &meta);
-        prop_assert_eq!(&Meta::decode(&mut rest).unwrap(), &meta);
+        prop_assert_eq!(&SsTableMeta::decode(&mut rest).unwrap(), &meta);
+        prop_assert_eq!(&SsTableMeta::decode(&mut rest).unwrap(), &meta);
         prop_assert!(rest.is_empty());
 
         // The extents of the words, one word at a time.
@@ -556,9 +565,9 @@ proptest! {
         let half = encoded.len() / 2;
         let intact = encoded[..half].to_vec();
         damage(&mut encoded[..half], &damages);
-        let decoded = Meta::decode(&mut &encoded[..half]);
+        let decoded = SsTableMeta::decode(&mut &encoded[..half]);
         prop_assert!(decoded.is_err() || encoded[..half] == intact[..]);
-        prop_assert!(Meta::decode(&mut &intact[..half - 1]).is_err());
+        prop_assert!(SsTableMeta::decode(&mut &intact[..half - 1]).is_err());
     }
 }
 
@@ -567,7 +576,7 @@ fn read_sections(words: &[u64], keys: &[Vec<u8>]) {
     let probes = keys.iter().map(|key| KeyBuf::from_bytes(key));
     for probe in probes {
         let (key, hash) = (probe.key(), probe.key().hash());
-        if let Some(fences) = Fences::open(words) {
+        if let Some(fences) = SsTableFences::open(words) {
             let group = fences.group_of(key);
             assert!(group < fences.groups().max(1));
             fences.fence(group);
@@ -584,10 +593,10 @@ fn read_sections(words: &[u64], keys: &[Vec<u8>]) {
             index.find(key, 7);
             index.record_words(u32::MAX);
         }
-        if let Some(locate) = Locate::open(words) {
+        if let Some(locate) = LocateFunction::open(words) {
             locate.find(hash);
         }
-        if let Some(bloom) = Bloom::open(words) {
+        if let Some(bloom) = BloomFilter::open(words) {
             bloom.may_have(hash);
         }
     }
@@ -611,15 +620,15 @@ proptest! {
         arbitrary in vec(prop_oneof![any::<u64>(), 0..9_u64, Just(1 << 32 | 1)], 0..40),
     ) {
         read_sections(&arbitrary, &keys);
-        prop_assert!(Index::open(arbitrary, 5).is_err());
+        prop_assert!(SsTableIndex::open(arbitrary, 5).is_err());
         for kind in KINDS {
             let Some(table) = build(5, kind, &versions) else { continue };
             let mut sections = table.words[table.data().len()..].to_vec();
             let intact = sections.clone();
             damage(&mut sections, &damages);
-            let opened = Index::open(sections.clone(), 5);
+            let opened = SsTableIndex::open(sections.clone(), 5);
             prop_assert_eq!(opened.is_ok(), sections == intact);
-            prop_assert!(Index::open(intact, 6).is_err());
+            prop_assert!(SsTableIndex::open(intact, 6).is_err());
             // The search section and the membership section separately.
             let words = table.meta.footer.encode()[8];
             let middle = ((words >> 32) as usize) - table.data().len();
@@ -628,7 +637,7 @@ proptest! {
             read_sections(&sections[middle..end], &keys);
             let footer = &sections[end..];
             let is_whole = footer == table.meta.footer.encode();
-            prop_assert_eq!(Footer::decode(footer, 5).is_ok(), is_whole);
+            prop_assert_eq!(SsTableFooter::decode(footer, 5).is_ok(), is_whole);
         }
     }
 
@@ -639,8 +648,8 @@ proptest! {
         damages in vec((any::<Choice>(), any::<u64>()), 1..6),
         arbitrary in vec(any::<u64>(), 0..40),
     ) {
-        prop_assert!(Record::parse(&arbitrary, 5).is_err());
-        let run = Run::new(&arbitrary[..], 5);
+        prop_assert!(SsTableRecord::parse(&arbitrary, 5).is_err());
+        let run = RecordRun::new(&arbitrary[..], 5);
         prop_assert!(arbitrary.is_empty() || run.is_err());
         for kind in KINDS {
             let Some(mut table) = build(5, kind, &versions) else { continue };
@@ -652,8 +661,8 @@ proptest! {
                     prop_assert_eq!(value, expected);
                 }
             }
-            if let Ok(run) = Run::new(table.data(), 5) {
-                let mut cursor = Cursor::at_end(&run);
+            if let Ok(run) = RecordRun::new(table.data(), 5) {
+                let mut cursor = RecordCursor::at_end(&run);
                 while let Ok(Some(record)) = cursor.prev() {
                     let (version, value) = version_of(record);
                     prop_assert_eq!(versions.get(&version), Some(&value));

@@ -15,13 +15,13 @@ fn merge(
         source.first().map_or(0, |table| table.index.seek(lower.key()).unwrap() as usize)
     };
     let mut fed: Vec<_> = tables.iter().map(|source| (0, begin(source), false)).collect();
-    let mut merge = Merge::new(tables.len(), options);
+    let mut merge = Compaction::new(tables.len(), options);
     let mut outputs = Vec::new();
-    let (mut builder, mut words) = (Builder::new(100, 3, kind), Vec::new());
+    let (mut builder, mut words) = (SsTableBuilder::new(100, 3, kind), Vec::new());
     loop {
         match merge.step(budget, &mut builder, &mut words)? {
-            Progress::Spent => {}
-            Progress::NeedsInput(source) => {
+            CompactionProgress::Spent => {}
+            CompactionProgress::NeedsInput(source) => {
                 let (table, word, has_begun) = &mut fed[source];
                 match tables[source].get(*table) {
                     None => merge.end(source)?,
@@ -39,10 +39,10 @@ fn merge(
                 }
             }
             progress => {
-                let next = Builder::new(builder.table() + 1, 3, kind);
+                let next = SsTableBuilder::new(builder.table() + 1, 3, kind);
                 let done = std::mem::replace(&mut builder, next);
                 outputs.extend(Table::finish(done, std::mem::take(&mut words)));
-                if progress == Progress::Done {
+                if progress == CompactionProgress::Done {
                     let counts = merge.counts();
                     let records = outputs.iter().map(|table| table.meta.footer.records);
                     assert_eq!(counts.records_out, records.sum::<u64>());
@@ -58,7 +58,7 @@ fn options() -> MergeOptions {
     MergeOptions {
         range: Clip::default(),
         snapshots: Vec::new(),
-        below: Below::everything(),
+        below: LowerLevels::everything(),
         cuts: Vec::new(),
         table_words: u32::MAX,
     }
@@ -67,8 +67,8 @@ fn options() -> MergeOptions {
 fn contents(tables: &[Table]) -> Versions {
     let mut found = Versions::new();
     for table in tables {
-        let run = Run::new(table.data(), table.meta.footer.table).unwrap();
-        let mut cursor = Cursor::at_start(&run);
+        let run = RecordRun::new(table.data(), table.meta.footer.table).unwrap();
+        let mut cursor = RecordCursor::at_start(&run);
         while let Some(record) = cursor.next().unwrap() {
             let (version, value) = version_of(record);
             assert!(found.last_key_value().is_none_or(|(last, _)| *last < version));
@@ -139,8 +139,8 @@ proptest! {
             },
             snapshots: snapshots.clone(),
             below: match &ranges {
-                None => Below::everything(),
-                Some(ranges) => Below::tables(ranges.iter().map(keys).collect()),
+                None => LowerLevels::everything(),
+                Some(ranges) => LowerLevels::tables(ranges.iter().map(keys).collect()),
             },
             cuts: cuts.iter().map(|key| KeyBuf::from_bytes(key)).collect(),
             table_words,
@@ -219,7 +219,7 @@ proptest! {
         let merged = merge(&tables, options(), KINDS[0], sizes);
         if is_damaged || has_swapped {
             let is_of_source =
-                matches!(merged, Err(MergeError::Damaged(Damaged { table: 10, .. })));
+                matches!(merged, Err(MergeError::Damaged(DamagedSsTable { table: 10, .. })));
             prop_assert!(is_of_source);
         } else {
             prop_assert_eq!(contents(&merged.unwrap()), survivors(&versions, &[], |_| true));
@@ -277,16 +277,19 @@ fn equal_versions_are_one() {
     assert_eq!(contents(&merged), versions);
 
     let tables = tables();
-    let (mut builder, mut out) = (Builder::new(7, 3, KINDS[0]), Vec::new());
+    let (mut builder, mut out) = (SsTableBuilder::new(7, 3, KINDS[0]), Vec::new());
     let cut_off = || {
-        let mut merge = Merge::new(1, options());
+        let mut merge = Compaction::new(1, options());
         merge.begin(0, 1, &Clip::default()).unwrap();
         merge.feed(0, &tables[0][0].data()[..2]).unwrap();
         merge
     };
     let mut merge = cut_off();
     let error = merge.begin(0, 2, &Clip::default()).unwrap_err();
-    assert!(matches!(error, MergeError::Damaged(Damaged { table: 1, .. })), "a record is cut off");
+    assert!(
+        matches!(error, MergeError::Damaged(DamagedSsTable { table: 1, .. })),
+        "a record is cut off"
+    );
     assert_eq!(merge.step(1, &mut builder, &mut out), Err(error));
     assert!(cut_off().end(0).is_err(), "the last record is cut off");
 }
@@ -319,17 +322,17 @@ fn disorder_at_the_ends_of_a_range_is_noticed() {
                     let [one, other] = [one, other].map(|key| usize::from(key) * words + word);
                     table.words.swap(one, other);
                 }
-                let (mut builder, mut out) = (Builder::new(2, 3, KINDS[0]), Vec::new());
+                let (mut builder, mut out) = (SsTableBuilder::new(2, 3, KINDS[0]), Vec::new());
                 let options = MergeOptions { range: between(lower, upper), ..options() };
-                let mut merge = Merge::new(1, options);
+                let mut merge = Compaction::new(1, options);
                 let mut run = || -> Result<(), MergeError> {
                     merge.begin(0, 1, &Clip::default())?;
                     for record in table.data().chunks(words) {
                         merge.feed(0, record)?;
-                        while merge.step(1, &mut builder, &mut out)? == Progress::Spent {}
+                        while merge.step(1, &mut builder, &mut out)? == CompactionProgress::Spent {}
                     }
                     merge.end(0)?;
-                    while merge.step(1, &mut builder, &mut out)? != Progress::Done {}
+                    while merge.step(1, &mut builder, &mut out)? != CompactionProgress::Done {}
                     Ok(())
                 };
                 let ended = run();
@@ -344,7 +347,7 @@ fn disorder_at_the_ends_of_a_range_is_noticed() {
                     Err(error) => {
                         assert!(concerns || spans, "{case:?}");
                         let is_order =
-                            matches!(error, MergeError::Damaged(Damaged { table: 1, .. }));
+                            matches!(error, MergeError::Damaged(DamagedSsTable { table: 1, .. }));
                         assert!(is_order, "{error}");
                     }
                 }

@@ -27,20 +27,20 @@
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
-use super::former::{Former, Found, Step, chunk_of};
+use super::former::{FormerChunks, FormerStep, UnreferencedMemory, chunk_of};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, ServerId};
-use farleaf_page::{BlockRef, MOST_BLOCK_BYTES, NodeCarver};
+use farleaf_page::{BlockRef, MAX_BLOCK_BYTES, NodeCarver};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
 /// The smallest block, in bytes.
-const LEAST_BYTES: usize = 64;
+const MIN_BYTES: usize = 64;
 /// After leaves could not be written back, this part of the lost blocks that are usual must be lost
 /// in addition before it is tried again.
 const RETRY_PART: usize = 8;
 /// So many bytes of lost blocks are enough for writing leaves back, however few the blocks are.
-const MOST_LOST_BYTES: u64 = 64 << 20;
+const MAX_LOST_BYTES: u64 = 64 << 20;
 /// Sizes from a power of two to the next.
 const STEPS: usize = 8;
 
@@ -49,23 +49,23 @@ const STEPS: usize = 8;
 pub(crate) struct SizeClass(u8);
 
 impl SizeClass {
-    const COUNT: usize = Self::of(MOST_BLOCK_BYTES).0 as usize + 1;
+    const COUNT: usize = Self::of(MAX_BLOCK_BYTES).0 as usize + 1;
 
-    /// The smallest class whose blocks hold `bytes` bytes, at most [`MOST_BLOCK_BYTES`].
+    /// The smallest class whose blocks hold `bytes` bytes, at most [`MAX_BLOCK_BYTES`].
     pub(crate) const fn of(bytes: usize) -> Self {
-        if bytes <= LEAST_BYTES {
+        if bytes <= MIN_BYTES {
             return Self(0);
         }
         let power = (bytes - 1).ilog2();
         let step = (1 << power) / STEPS;
         let steps = (bytes - (1 << power)).div_ceil(step);
-        Self(((power - LEAST_BYTES.ilog2()) as usize * STEPS + steps) as u8)
+        Self(((power - MIN_BYTES.ilog2()) as usize * STEPS + steps) as u8)
     }
 
     /// The size of the class's blocks.
     pub(crate) const fn bytes(self) -> u64 {
         let class = self.0 as usize;
-        let base = LEAST_BYTES << (class / STEPS);
+        let base = MIN_BYTES << (class / STEPS);
         (base + class % STEPS * (base / STEPS)) as u64
     }
 
@@ -78,12 +78,12 @@ impl SizeClass {
 
 /// A block's address and size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct BlockPlace {
     at: GlobalAddr,
     class: SizeClass,
 }
 
-impl Place {
+impl BlockPlace {
     /// The place of a block.
     pub(crate) fn of(block: BlockRef) -> Self {
         Self { at: block.at, class: SizeClass::of(block.bytes) }
@@ -97,7 +97,7 @@ impl Place {
 
 /// What an operation that has found no memory can wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Coming {
+pub enum AwaitedBlocks {
     /// Memory has become free since.
     Free,
     /// Another task writes leaves back that have lost blocks, or another operation has a new block
@@ -113,9 +113,9 @@ pub enum Coming {
 
 /// A new block whose operation has not ended. Drop it once the block's fate is decided.
 #[derive(Debug)]
-pub struct InHand(Arc<BlockSpace>);
+pub struct UnendedBlock(Arc<BlockSpace>);
 
-impl Drop for InHand {
+impl Drop for UnendedBlock {
     fn drop(&mut self) {
         lock(&self.0.inner).in_hand -= 1;
     }
@@ -137,7 +137,7 @@ pub struct BlockUsage {
 /// The space of one process.
 #[derive(Debug)]
 pub struct BlockSpace {
-    inner: Mutex<Inner>,
+    inner: Mutex<BlockSpaceInner>,
     /// After this many lost blocks, leaves should be written back.
     most_lost: usize,
     /// Whether there are chunks of former lives. It becomes true before the first edit only.
@@ -159,17 +159,17 @@ impl Drop for EditUnderWay<'_> {
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    former: Option<Former>,
+struct BlockSpaceInner {
+    former: Option<FormerChunks>,
     servers: Vec<OnServer>,
     /// Lost by leaves that may not have been written to the pool yet.
-    lost: Vec<Place>,
+    lost: Vec<BlockPlace>,
     lost_bytes: u64,
     /// The leaves are not worth writing back before there are this many lost blocks, or bytes of
     /// them: it failed with some fewer.
     not_before: (usize, u64),
     /// By the time from which they can be used, which is the same after each loss.
-    resting: VecDeque<(u64, Place)>,
+    resting: VecDeque<(u64, BlockPlace)>,
     /// Tasks that write leaves back for lost blocks.
     writing_back: usize,
     /// Blocks of operations that have not ended.
@@ -297,7 +297,12 @@ impl BlockSpace {
     }
 
     /// Takes a block on `server`; `None` if another chunk is needed.
-    pub(super) fn take(&self, server: ServerId, class: SizeClass, now_ns: u64) -> Option<Place> {
+    pub(super) fn take(
+        &self,
+        server: ServerId,
+        class: SizeClass,
+        now_ns: u64,
+    ) -> Option<BlockPlace> {
         let mut inner = lock(&self.inner);
         while let Some(&(due_ns, place)) = inner.resting.front()
             && due_ns <= now_ns
@@ -308,7 +313,7 @@ impl BlockSpace {
         let at = inner.on(server).take(class)?;
         inner.usage.blocks_in_use += 1;
         inner.usage.bytes_in_use += class.bytes();
-        Some(Place { at, class })
+        Some(BlockPlace { at, class })
     }
 
     /// As [`BlockSpace::take`], for an operation that will end.
@@ -317,10 +322,10 @@ impl BlockSpace {
         server: ServerId,
         class: SizeClass,
         now_ns: u64,
-    ) -> Option<(Place, InHand)> {
+    ) -> Option<(BlockPlace, UnendedBlock)> {
         // Counted before it is taken: nothing may look as if memory could not become free.
         lock(&space.inner).in_hand += 1;
-        let in_hand = InHand(Arc::clone(space));
+        let in_hand = UnendedBlock(Arc::clone(space));
         space.take(server, class, now_ns).map(|place| (place, in_hand))
     }
 
@@ -343,17 +348,17 @@ impl BlockSpace {
 
     /// What memory can come from, after none was found since [`BlockSpace::frees`] returned `seen`
     /// (blocks.X13).
-    pub(super) fn coming(&self, seen: u64) -> Coming {
+    pub(super) fn coming(&self, seen: u64) -> AwaitedBlocks {
         let inner = lock(&self.inner);
         let first_rested = inner.resting.front().map(|(due_ns, _)| *due_ns);
         match first_rested {
-            _ if inner.frees != seen => Coming::Free,
+            _ if inner.frees != seen => AwaitedBlocks::Free,
             // One task at a time writes leaves back, for all blocks that are lost by then.
-            _ if inner.writing_back > 0 => Coming::FromOthers,
-            Some(due_ns) => Coming::At(due_ns),
-            None if !inner.lost.is_empty() => Coming::Lost,
-            None if inner.in_hand > 0 => Coming::FromOthers,
-            None => Coming::Never,
+            _ if inner.writing_back > 0 => AwaitedBlocks::FromOthers,
+            Some(due_ns) => AwaitedBlocks::At(due_ns),
+            None if !inner.lost.is_empty() => AwaitedBlocks::Lost,
+            None if inner.in_hand > 0 => AwaitedBlocks::FromOthers,
+            None => AwaitedBlocks::Never,
         }
     }
 
@@ -367,7 +372,7 @@ impl BlockSpace {
     }
 
     /// Frees a block to which no leaf has ever referred and whose WRITE can no longer land.
-    pub(crate) fn give_back(&self, place: Place) {
+    pub(crate) fn give_back(&self, place: BlockPlace) {
         let mut inner = lock(&self.inner);
         inner.count_out(place);
         inner.free(place);
@@ -376,14 +381,14 @@ impl BlockSpace {
     /// Takes back a block whose reference a leaf has lost. Returns whether so many are waiting that
     /// the leaves should be written back, and [`BlockSpace::lost`] be called. If that fails, it is
     /// due again only after some more.
-    pub(crate) fn lose(&self, place: Place) -> bool {
+    pub(crate) fn lose(&self, place: BlockPlace) -> bool {
         let mut inner = lock(&self.inner);
         inner.count_out(place);
         inner.lost.push(place);
         inner.lost_bytes += place.class.bytes();
         let (blocks, bytes) = inner.not_before;
         inner.lost.len() >= self.most_lost.max(blocks)
-            || inner.lost_bytes >= MOST_LOST_BYTES.max(bytes)
+            || inner.lost_bytes >= MAX_LOST_BYTES.max(bytes)
     }
 
     /// Takes out the blocks that leaves have lost so far. Once these leaves are in the pool, call
@@ -402,7 +407,7 @@ impl BlockSpace {
         }
         let mut inner = lock(&self.inner);
         inner.usage.chunk_bytes += chunks.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        inner.former = Some(Former::new(chunks));
+        inner.former = Some(FormerChunks::new(chunks));
         self.has_former.store(true, Ordering::SeqCst);
     }
 
@@ -427,13 +432,13 @@ impl BlockSpace {
 
     /// A leaf has lost a block. Returns whether that is all, because free blocks are being looked
     /// for in its chunk (blocks.X11).
-    pub(super) fn lose_of_former(&self, place: Place) -> bool {
+    pub(super) fn lose_of_former(&self, place: BlockPlace) -> bool {
         self.has_former.load(Ordering::Relaxed)
             && lock(&self.inner).former.as_mut().is_some_and(|former| former.lose(place.at))
     }
 
     /// What is to be done about chunks of former lives; `None` if there are none.
-    pub(super) fn former_step(&self) -> Option<Step> {
+    pub(super) fn former_step(&self) -> Option<FormerStep> {
         lock(&self.inner).former.as_ref().map(|former| former.step().clone())
     }
 
@@ -445,7 +450,7 @@ impl BlockSpace {
     ) {
         let mut inner = lock(&self.inner);
         let Some(former) = &mut inner.former else { return };
-        for place in blocks.map(Place::of) {
+        for place in blocks.map(BlockPlace::of) {
             former.note(place.at, place.class.bytes());
         }
         if next.is_none() {
@@ -476,10 +481,10 @@ impl BlockSpace {
     pub(super) fn use_found(&self, least: u64) -> Vec<(GlobalAddr, u64)> {
         let mut inner = lock(&self.inner);
         let mut returned = Vec::new();
-        let Some((found, is_next)) = inner.former.as_mut().map(Former::take_free) else {
+        let Some((found, is_next)) = inner.former.as_mut().map(FormerChunks::take_free) else {
             return returned;
         };
-        for Found { at, bytes, is_chunk } in found {
+        for UnreferencedMemory { at, bytes, is_chunk } in found {
             let align = NodeCarver::NODE_ALIGN;
             let end = at.offset() + bytes;
             let (from, to) = (at.offset().next_multiple_of(align), end - end % align);
@@ -527,12 +532,12 @@ fn on(servers: &mut Vec<OnServer>, server: ServerId) -> &mut OnServer {
     &mut servers[server.index()]
 }
 
-impl Inner {
+impl BlockSpaceInner {
     fn on(&mut self, server: ServerId) -> &mut OnServer {
         on(&mut self.servers, server)
     }
 
-    fn free(&mut self, place: Place) {
+    fn free(&mut self, place: BlockPlace) {
         self.frees += 1;
         let on = self.on(place.at.server());
         on.has_freed = true;
@@ -545,7 +550,7 @@ impl Inner {
         self.on(at.server()).cut(at, bytes);
     }
 
-    fn count_out(&mut self, place: Place) {
+    fn count_out(&mut self, place: BlockPlace) {
         // Another process's block can be lost here, so the counts are not exact.
         self.usage.blocks_in_use = self.usage.blocks_in_use.saturating_sub(1);
         self.usage.bytes_in_use = self.usage.bytes_in_use.saturating_sub(place.class.bytes());
@@ -556,7 +561,7 @@ impl Inner {
 #[derive(Debug)]
 pub struct LostBlocks<'a> {
     space: &'a BlockSpace,
-    places: Vec<Place>,
+    places: Vec<BlockPlace>,
 }
 
 impl LostBlocks<'_> {
@@ -584,7 +589,7 @@ impl Drop for LostBlocks<'_> {
             inner.writing_back -= 1;
             inner.not_before = (
                 inner.lost.len() + self.space.most_lost.div_ceil(RETRY_PART),
-                inner.lost_bytes + MOST_LOST_BYTES / RETRY_PART as u64,
+                inner.lost_bytes + MAX_LOST_BYTES / RETRY_PART as u64,
             );
         }
     }
@@ -597,15 +602,15 @@ mod tests {
 
     #[test]
     fn sizes_hold_what_they_must_and_waste_an_eighth_at_most() {
-        for bytes in (0..5000).chain([MOST_BLOCK_BYTES - 1, MOST_BLOCK_BYTES]) {
+        for bytes in (0..5000).chain([MAX_BLOCK_BYTES - 1, MAX_BLOCK_BYTES]) {
             let size = SizeClass::of(bytes).bytes() as usize;
             assert!(size >= bytes && size.is_multiple_of(8), "{bytes}: {size}");
-            assert!(bytes <= LEAST_BYTES || size - bytes < bytes / 8 + 1, "{bytes}: {size}");
+            assert!(bytes <= MIN_BYTES || size - bytes < bytes / 8 + 1, "{bytes}: {size}");
             assert_eq!(SizeClass::of(size), SizeClass::of(bytes));
             assert_eq!(SizeClass::within(size as u64), Some(SizeClass::of(bytes)));
         }
         assert_eq!(SizeClass::of(400).bytes(), 416);
-        assert_eq!(SizeClass::of(MOST_BLOCK_BYTES).bytes(), 1 << 20);
+        assert_eq!(SizeClass::of(MAX_BLOCK_BYTES).bytes(), 1 << 20);
         assert_eq!(SizeClass::within(63), None);
     }
 
@@ -622,7 +627,7 @@ mod tests {
             taken.push((place.at.offset(), class.bytes()));
         }
         while let Some(place) = space.take(server, SizeClass::of(1), 0) {
-            taken.push((place.at.offset(), LEAST_BYTES as u64));
+            taken.push((place.at.offset(), MIN_BYTES as u64));
         }
         taken.sort_unstable();
         assert!(taken.len() > 20, "{}", taken.len());
@@ -682,7 +687,7 @@ mod tests {
         let returned = space.use_found(4096);
         assert_eq!(returned, [(at(1024), 1024), (at(4096), 4096)]);
         assert_eq!(space.usage().chunk_bytes, 4096);
-        let take = |bytes| space.take(server, SizeClass::of(bytes), 0).map(Place::at);
+        let take = |bytes| space.take(server, SizeClass::of(bytes), 0).map(BlockPlace::at);
         assert_eq!((take(1024), take(64)), (Some(at(4096 + 4096 + 3072)), None));
         space.keep(&returned);
         assert_eq!(space.usage().chunk_bytes, 9216);
@@ -695,7 +700,7 @@ mod tests {
         assert!(space.edit().is_none(), "there is nothing to look for");
         space.adopt(vec![(at, 1024)]);
         let value = vec![0; 64];
-        let lost = Place::of(BlockRef::new(at, 64, block_words(&value).into_iter()));
+        let lost = BlockPlace::of(BlockRef::new(at, 64, block_words(&value).into_iter()));
         let before = space.edit();
         space.note([].into_iter(), None);
         let after = space.edit();
@@ -720,12 +725,12 @@ mod tests {
             "which counts as nothing"
         );
         let seen = space.frees();
-        assert_eq!(space.coming(seen), Coming::FromOthers);
+        assert_eq!(space.coming(seen), AwaitedBlocks::FromOthers);
         space.give_back(place);
         drop(in_hand);
         assert_eq!(
             (space.coming(seen), space.coming(space.frees())),
-            (Coming::Free, Coming::Never)
+            (AwaitedBlocks::Free, AwaitedBlocks::Never)
         );
     }
 
@@ -736,15 +741,15 @@ mod tests {
         space.add_chunk(GlobalAddr::new(server, 1024), 4096);
         space.add_chunk(GlobalAddr::new(server, 1024 + 4096), 1024);
         let take = |bytes| space.take(server, SizeClass::of(bytes), 0);
-        let taken: Vec<Place> = std::iter::from_fn(|| take(256)).collect();
+        let taken: Vec<BlockPlace> = std::iter::from_fn(|| take(256)).collect();
         assert_eq!(taken.len(), 20);
         assert!(!space.merge(server), "nothing is free");
         taken.into_iter().for_each(|place| space.give_back(place));
         assert_eq!(take(512), None);
         assert!(space.merge(server));
         assert_eq!(take(5120), None, "no block is in two chunks");
-        assert_eq!(take(4096).map(Place::at), Some(GlobalAddr::new(server, 1024)));
-        assert_eq!(take(1024).map(Place::at), Some(GlobalAddr::new(server, 1024 + 4096)));
+        assert_eq!(take(4096).map(BlockPlace::at), Some(GlobalAddr::new(server, 1024)));
+        assert_eq!(take(1024).map(BlockPlace::at), Some(GlobalAddr::new(server, 1024 + 4096)));
         assert!(!space.merge(server));
     }
 
@@ -758,14 +763,18 @@ mod tests {
         assert!(!space.lose(one));
         assert!(space.lose(two));
         assert_eq!(take(u64::MAX), None, "no leaf is written yet");
-        assert_eq!(space.coming(space.frees()), Coming::Lost);
+        assert_eq!(space.coming(space.frees()), AwaitedBlocks::Lost);
         let lost = space.lost();
-        assert_eq!(space.coming(space.frees()), Coming::FromOthers, "they are being written");
+        assert_eq!(
+            space.coming(space.frees()),
+            AwaitedBlocks::FromOthers,
+            "they are being written"
+        );
         drop(lost);
         assert_eq!(take(u64::MAX), None, "the leaves could not be written");
-        assert_eq!(space.coming(space.frees()), Coming::Lost);
+        assert_eq!(space.coming(space.frees()), AwaitedBlocks::Lost);
         space.lost().rest(100);
-        assert_eq!((take(99), space.coming(space.frees())), (None, Coming::At(100)));
+        assert_eq!((take(99), space.coming(space.frees())), (None, AwaitedBlocks::At(100)));
         assert_eq!(space.usage().blocks_waiting, 2);
         let again = [take(100).unwrap(), take(100).unwrap()];
         assert!(again.contains(&one) && again.contains(&two));

@@ -12,9 +12,11 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::block_space::{BlockSpace, Coming, EditUnderWay, InHand, LostBlocks, Place, SizeClass};
+use super::block_space::{
+    AwaitedBlocks, BlockPlace, BlockSpace, EditUnderWay, LostBlocks, SizeClass, UnendedBlock,
+};
 use super::chunks::{ChunkClient, ChunkUse};
-use super::former::Step;
+use super::former::FormerStep;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::{both, pieces};
 use super::{Backoff, GRACE_NS, Miss, RemoteError};
@@ -22,14 +24,14 @@ use crate::wire::{LISTED_CHUNKS, PoolRequest};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_page::rules;
-use farleaf_page::{BlockRef, Layout, MOST_BLOCK_BYTES, block_words};
+use farleaf_page::{BlockRef, Layout, MAX_BLOCK_BYTES, block_words};
 use std::collections::VecDeque;
 use std::ops::{Bound, Range};
 
 /// Maximum number of pieces of one block in flight together.
 const PIECES_TOGETHER: usize = 4;
 /// Free pieces of this size that former lives have left go back to the memory servers, in bytes.
-const LEAST_RETURNED_BYTES: u64 = 4096;
+const MIN_RETURNED_BYTES: u64 = 4096;
 /// How long to wait before looking again whether other tasks have freed memory.
 const OTHERS_WAIT_NS: u64 = 1_000_000;
 /// Attempts to write a block.
@@ -54,7 +56,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         self.chunks.rpc().fabric()
     }
 
-    /// Writes a block with `value`, at most [`MOST_BLOCK_BYTES`]. It belongs to the caller until a
+    /// Writes a block with `value`, at most [`MAX_BLOCK_BYTES`]. It belongs to the caller until a
     /// leaf refers to it.
     ///
     /// # Errors
@@ -68,7 +70,10 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     ///
     /// # Errors
     /// As [`BlockClient::write`].
-    pub async fn write_in_hand(&self, value: &[u8]) -> Result<(BlockRef, InHand), RemoteError> {
+    pub async fn write_in_hand(
+        &self,
+        value: &[u8],
+    ) -> Result<(BlockRef, UnendedBlock), RemoteError> {
         let (class, words) = (SizeClass::of(value.len()), block_words(value));
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
         for server in self.space.servers(self.fabric().memory_servers()) {
@@ -88,7 +93,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         &self,
         server: ServerId,
         class: SizeClass,
-    ) -> Result<(GlobalAddr, InHand), RemoteError> {
+    ) -> Result<(GlobalAddr, UnendedBlock), RemoteError> {
         let mut wanted = self.chunk_bytes.max(class.bytes());
         loop {
             if let Some((place, in_hand)) =
@@ -112,7 +117,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// WRITEs a new block.
     async fn fill(&self, block: BlockRef, words: &[u64]) -> Result<(), RemoteError> {
-        let (place, server) = (Place::of(block), block.at.server());
+        let (place, server) = (BlockPlace::of(block), block.at.server());
         if self.fabric().breaks(rules::BLOCKS_FIRST) {
             for piece in pieces(words.len()) {
                 let buffer = self.fabric().buffer(piece.len() * 8)?;
@@ -226,7 +231,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// Whether a block can be there. A leaf that another program wrote can contain anything.
     fn is_sensible(&self, block: BlockRef) -> bool {
-        block.bytes <= MOST_BLOCK_BYTES
+        block.bytes <= MAX_BLOCK_BYTES
             && !block.at.is_null()
             && block.at.offset().is_multiple_of(8)
             && block.at.server().number() < self.fabric().memory_servers()
@@ -286,7 +291,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// Frees a block to which no leaf has referred.
     pub fn give_back(&self, block: BlockRef) {
-        self.space.give_back(Place::of(block));
+        self.space.give_back(BlockPlace::of(block));
     }
 
     /// Takes back a block whose reference an operation has removed from its leaf. Returns whether
@@ -299,7 +304,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             self.give_back(block);
             return false;
         }
-        let place = Place::of(block);
+        let place = BlockPlace::of(block);
         !self.space.lose_of_former(place) && self.space.lose(place)
     }
 
@@ -352,7 +357,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// What is to be done about chunks of former lives; `None` if there are none.
-    pub fn former_step(&self) -> Option<Step> {
+    pub fn former_step(&self) -> Option<FormerStep> {
         self.space.former_step()
     }
 
@@ -375,7 +380,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// writes before it has found anything, and for others.
     pub async fn use_found(&self) {
         self.fabric().sleep(GRACE_NS).await;
-        let mut found = self.space.use_found(LEAST_RETURNED_BYTES.min(self.chunk_bytes / 4));
+        let mut found = self.space.use_found(MIN_RETURNED_BYTES.min(self.chunk_bytes / 4));
         found.sort_unstable();
         for pieces in found.chunk_by(|(one, _), (other, _)| one.server() == other.server()) {
             let server = pieces[0].0.server();
@@ -406,14 +411,14 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// Waits for what other tasks may free, or for resting blocks, after an operation has found no
     /// memory since [`BlockClient::frees`] returned `seen`. Returns what it has waited for; lost
     /// blocks are left to the caller.
-    pub async fn wait_for_memory(&self, seen: u64) -> Coming {
+    pub async fn wait_for_memory(&self, seen: u64) -> AwaitedBlocks {
         let coming = self.space.coming(seen);
         match coming {
-            Coming::FromOthers => self.fabric().sleep(OTHERS_WAIT_NS).await,
-            Coming::At(due_ns) => {
+            AwaitedBlocks::FromOthers => self.fabric().sleep(OTHERS_WAIT_NS).await,
+            AwaitedBlocks::At(due_ns) => {
                 self.fabric().sleep(due_ns.saturating_sub(self.now_ns())).await;
             }
-            Coming::Free | Coming::Lost | Coming::Never => {}
+            AwaitedBlocks::Free | AwaitedBlocks::Lost | AwaitedBlocks::Never => {}
         }
         coming
     }

@@ -10,14 +10,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 /// Maximum number of listed chunks on one memory server, rounded up to a whole reply.
-const MOST_CHUNKS: u32 = 1 << 22;
+const MAX_CHUNKS: u32 = 1 << 22;
 
 /// How long to wait before the first look whether another task's request has ended.
 const FIRST_WAIT_NS: u64 = 20_000;
 /// The longest wait between two looks.
-const LONGEST_WAIT_NS: u64 = 1_000_000;
+const MAX_WAIT_NS: u64 = 1_000_000;
 /// Looks until a task gives up: ten seconds, longer than any request lasts.
-const MOST_LOOKS: u32 = 10_000;
+const MAX_LOOKS: u32 = 10_000;
 
 /// The offset behind a chunk that `server` lists, if there can be one: of whole nodes, at `from` or
 /// behind it.
@@ -81,17 +81,17 @@ struct SharedRequest {
 }
 
 /// A request under way. It ends when this is dropped.
-struct UnderWay<'a>(&'a SharedRequest);
+struct ChunkRequest<'a>(&'a SharedRequest);
 
 impl SharedRequest {
-    fn begin(&self) -> UnderWay<'_> {
+    fn begin(&self) -> ChunkRequest<'_> {
         self.is_under_way.set(true);
         self.failure.replace(None);
-        UnderWay(self)
+        ChunkRequest(self)
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for ChunkRequest<'_> {
     fn drop(&mut self) {
         self.0.is_under_way.set(false);
         self.0.ended.set(self.0.ended.get() + 1);
@@ -128,14 +128,14 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         let shared = &self.shared[server.index()];
         if shared.is_under_way.get() {
             let (seen, mut wait_ns) = (shared.ended.get(), FIRST_WAIT_NS);
-            for _ in 0..MOST_LOOKS {
+            for _ in 0..MAX_LOOKS {
                 self.rpc().fabric().sleep(wait_ns).await;
                 if shared.ended.get() != seen {
                     return shared.failure.borrow().clone().map_or(Ok(None), Err);
                 }
-                wait_ns = (wait_ns * 2).min(LONGEST_WAIT_NS);
+                wait_ns = (wait_ns * 2).min(MAX_WAIT_NS);
             }
-            return Err(RemoteError::Contended { retries: MOST_LOOKS });
+            return Err(RemoteError::Contended { retries: MAX_LOOKS });
         }
         let _under_way = shared.begin();
         let outcome = self.allocate(server, bytes, purpose).await;
@@ -163,7 +163,7 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
     }
 
     /// The chunks that `server` lists in the replies to `ask`, which gets the number of the first
-    /// one wanted. Those beyond [`MOST_CHUNKS`] are left out.
+    /// one wanted. Those beyond [`MAX_CHUNKS`] are left out.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -175,7 +175,7 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         let bad_reply = RemoteError::BadReply { server };
         let (mut chunks, mut behind) = (Vec::new(), NodeCarver::NODE_ALIGN);
         let mut from = 0;
-        while from < MOST_CHUNKS {
+        while from < MAX_CHUNKS {
             let told = self.client.ask_harmless(server, &ask(from)).await?;
             let Reply::Chunks { more, chunks: listed } = told else { return Err(bad_reply) };
             for chunk in &listed {

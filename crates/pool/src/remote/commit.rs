@@ -18,10 +18,10 @@
 //! - W4. A commit that has begun will complete if this client lives: unfinished parts are kept with
 //!   the content of their pages, and finished later ([`PageClient::settle_doubts`]).
 
-use super::identity::{LeftSlot, Slot};
+use super::identity::{LeftSlot, RedoSlot};
 use super::pieces::{Pieces, pieces};
 use super::redo::{MAX_PAGES, Redo, RedoPage};
-use super::{Image, Locked, PageClient, PageCopy, RemoteError};
+use super::{Image, LockedPage, PageClient, PageCopy, RemoteError};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
 use farleaf_page::rules;
 use farleaf_page::{Layout, LockWord, Page};
@@ -31,8 +31,8 @@ use std::rc::Rc;
 
 /// A page that this client holds, with its content before and after the change.
 #[derive(Debug)]
-pub struct Change<'a, L> {
-    pub(super) locked: Locked<'a>,
+pub struct PageChange<'a, L> {
+    pub(super) locked: LockedPage<'a>,
     pub(super) rewrite: Rewrite<L>,
 }
 
@@ -63,9 +63,9 @@ pub enum Committed {
     Later(RemoteError),
 }
 
-impl<'a, L: Layout> Change<'a, L> {
+impl<'a, L: Layout> PageChange<'a, L> {
     /// A change of a locked page from `before`, the copy that the lock was taken with, to `after`.
-    pub fn new(locked: Locked<'a>, before: &PageCopy<L>, after: Image<L>) -> Self {
+    pub fn new(locked: LockedPage<'a>, before: &PageCopy<L>, after: Image<L>) -> Self {
         let owner = locked.word.owner();
         after.page().drop_needless_lock();
         after.page().seal(locked.word.next_by(owner));
@@ -84,7 +84,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError::Indeterminate`] if the memory server is unreachable.
-    pub async fn commit(&self, change: Change<'_, L>) -> Result<(), RemoteError> {
+    pub async fn commit(&self, change: PageChange<'_, L>) -> Result<(), RemoteError> {
         self.commit_together(vec![change]).await
     }
 
@@ -97,7 +97,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Panics
     /// If there are no changes, or more than three.
-    pub async fn commit_together(&self, changes: Vec<Change<'_, L>>) -> Result<(), RemoteError> {
+    pub async fn commit_together(
+        &self,
+        changes: Vec<PageChange<'_, L>>,
+    ) -> Result<(), RemoteError> {
         match self.commit_surely(changes).await? {
             Committed::Now => Ok(()),
             Committed::Later(error) => Err(error),
@@ -114,7 +117,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// As [`PageClient::commit_together`].
     pub async fn commit_surely(
         &self,
-        mut changes: Vec<Change<'_, L>>,
+        mut changes: Vec<PageChange<'_, L>>,
     ) -> Result<Committed, RemoteError> {
         assert!((1..=MAX_PAGES).contains(&changes.len()), "an entry has room for 1 to 3 pages");
         if self.fabric().breaks(rules::LOSERS_FIRST) {
@@ -130,7 +133,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         };
         slot.keep = true;
-        let (locks, rewrites): (Vec<Locked<'_>>, Vec<Rewrite<L>>) =
+        let (locks, rewrites): (Vec<LockedPage<'_>>, Vec<Rewrite<L>>) =
             changes.into_iter().map(|change| (change.locked, change.rewrite)).unzip();
         let written = self.write_all(slot.at, &rewrites).await;
         Ok(self.finish_commit(written, slot, locks, rewrites).await)
@@ -140,15 +143,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub(super) async fn finish_commit(
         &self,
         written: Result<(), RemoteError>,
-        mut slot: Slot<'_>,
-        locks: Vec<Locked<'_>>,
+        mut slot: RedoSlot<'_>,
+        locks: Vec<LockedPage<'_>>,
         rewrites: Vec<Rewrite<L>>,
     ) -> Committed {
         if written.is_err()
             && !self.fabric().breaks(rules::COMMITS_SETTLED)
             && let Err(error) = self.settle(slot.at, &rewrites).await
         {
-            locks.into_iter().for_each(Locked::stays);
+            locks.into_iter().for_each(LockedPage::stays);
             // Finishing the commit also settles the doubts about its pages.
             let is_one = |at| rewrites.iter().any(|page| page.at == at);
             self.doubts.borrow_mut().retain(|doubt| !is_one(doubt.at));
@@ -158,7 +161,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Committed::Later(error.after_a_change(server));
         }
         slot.keep = false;
-        locks.into_iter().for_each(Locked::settled);
+        locks.into_iter().for_each(LockedPage::settled);
         Committed::Now
     }
 
@@ -203,7 +206,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// [`FabricError`] if too few buffers are free; nothing is posted in that case.
     pub fn post_logged(
         &self,
-        slot: &Slot<'_>,
+        slot: &RedoSlot<'_>,
         at: GlobalAddr,
         before: Option<Page<'_, L>>,
         after: &Image<L>,

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 /// The known state of the memory servers.
 #[derive(Debug, Default)]
-pub struct Detector {
+pub struct FailureDetector {
     /// Number of signs so far that a memory server may be gone.
     signs: AtomicU64,
     /// Number of signs that a complete round has settled.
@@ -26,7 +26,7 @@ pub struct Detector {
 
 /// A round of probes that has begun.
 #[derive(Clone, Copy, Debug)]
-pub struct Round(u64);
+pub struct ProbeRound(u64);
 
 /// The memory server that may be gone, according to an error.
 fn gone(error: &FabricError) -> Option<ServerId> {
@@ -39,7 +39,7 @@ fn gone(error: &FabricError) -> Option<ServerId> {
     }
 }
 
-impl Detector {
+impl FailureDetector {
     /// Whether all memory servers are reachable, as far as is known.
     #[inline]
     pub fn all_there(&self) -> bool {
@@ -61,12 +61,12 @@ impl Detector {
     }
 
     /// Begins a round. Call it before probing any memory server.
-    pub fn begin_round(&self) -> Round {
-        Round(self.signs.load(Ordering::Acquire))
+    pub fn begin_round(&self) -> ProbeRound {
+        ProbeRound(self.signs.load(Ordering::Acquire))
     }
 
     /// Ends a round in which every memory server has answered (Q4).
-    pub fn all_have_answered(&self, round: Round) {
+    pub fn all_have_answered(&self, round: ProbeRound) {
         let mut missing = lock(&self.missing);
         if self.signs.load(Ordering::Acquire) == round.0 {
             missing.clear();
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_sign_counts_until_all_have_answered_who_were_asked_after_it() {
-        let detector = Detector::default();
+        let detector = FailureDetector::default();
         let lost = |number| {
             let (server, why) = (ServerId::new(number), Uncertainty::ConnectionLost);
             FabricError::Indeterminate { server, why }

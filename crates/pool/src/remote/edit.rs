@@ -1,8 +1,8 @@
 //! Changes of one page: edit a private image, lock the page, write it.
 
-use super::{Change, Image, Miss, PageClient, PageCopy};
+use super::{Image, Miss, PageChange, PageClient, PageCopy};
 use farleaf_fabric::{Fabric, Work};
-use farleaf_page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue};
+use farleaf_page::{EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue};
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Applies `edit` to the leaf that `copy` was read from, if the leaf still equals the copy: one
@@ -15,7 +15,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         copy: &PageCopy<L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Option<Answer<OwnedValue<L>>>, Miss> {
+    ) -> Result<Option<EditAnswer<OwnedValue<L>>>, Miss> {
         let image = Image::of(copy.page());
         match edit.apply(image.page()) {
             LeafOutcome::Nothing(answer) => Ok(Some(answer)),
@@ -35,6 +35,6 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub async fn replace(&self, copy: &PageCopy<L>, image: Image<L>) -> Result<(), Miss> {
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::ChangeNode).await;
-        Ok(self.commit(Change::new(locked, copy, image)).await?)
+        Ok(self.commit(PageChange::new(locked, copy, image)).await?)
     }
 }

@@ -341,7 +341,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub(super) async fn change_in_turn(
         &self,
         mut hold: EntryHold<'_>,
-        post: impl AsyncFn() -> Result<Posted<F>, RemoteError>,
+        post: impl AsyncFn() -> Result<EntryWrites<F>, RemoteError>,
     ) -> Result<(), RemoteError> {
         let at = hold.at;
         let posted = post().await?;
@@ -440,7 +440,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         image: &Image<L>,
         writes: &[EntryWords],
         release: Option<LockWord>,
-    ) -> Result<Posted<F>, RemoteError> {
+    ) -> Result<EntryWrites<F>, RemoteError> {
         // Get all buffers before the first post: no other verb may come between the WRITEs.
         let take_all = || {
             let of_entry = writes.iter().map(|words| self.fabric().buffer(words.len() * 8));
@@ -540,7 +540,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 }
 
 /// WRITEs of one change.
-pub(super) type Posted<F> = SmallVec<[<F as Fabric>::Op<Buffer>; 4]>;
+pub(super) type EntryWrites<F> = SmallVec<[<F as Fabric>::Op<Buffer>; 4]>;
 
 /// Where the entry lock of a leaf is.
 pub(super) fn entry_lock_of(leaf: GlobalAddr) -> GlobalAddr {

@@ -36,12 +36,12 @@ pub struct EntryLocks {
     is_exclusive: bool,
     /// Whether a free lock has the word of its last acquisition, instead of 0 (entries.V1).
     has_versions: bool,
-    queues: Mutex<BTreeMap<GlobalAddr, Queue>>,
+    queues: Mutex<BTreeMap<GlobalAddr, LockQueue>>,
 }
 
 /// The clients that want a leaf's lock, by ticket.
 #[derive(Debug)]
-struct Queue {
+struct LockQueue {
     turn: u64,
     waiting: VecDeque<u64>,
     /// The lock, for the client whose turn it is.
@@ -114,7 +114,7 @@ impl EntryLocks {
         match queues.get_mut(&at) {
             Some(queue) => queue.waiting.push_back(ticket),
             None => {
-                let queue = Queue { turn: ticket, waiting: VecDeque::new(), handed: None };
+                let queue = LockQueue { turn: ticket, waiting: VecDeque::new(), handed: None };
                 queues.insert(at, queue);
             }
         }
@@ -131,7 +131,7 @@ impl EntryLocks {
     /// Whether a lock that was handed over `in_a_row` times should go to another client that waits
     /// (entries.H2).
     pub(super) fn is_for_next(&self, at: GlobalAddr, in_a_row: u32) -> bool {
-        let is_wanted = |queue: &Queue| !queue.waiting.is_empty();
+        let is_wanted = |queue: &LockQueue| !queue.waiting.is_empty();
         in_a_row < self.most_in_a_row && lock(&self.queues).get(&at).is_some_and(is_wanted)
     }
 

@@ -21,11 +21,11 @@ use std::ops::Bound;
 
 /// Blocks that are noted in one round. If there are more, some chunks wait for the next round,
 /// which is another scan.
-const MOST_NOTED: usize = 1 << 20;
+const MAX_NOTED: usize = 1 << 20;
 
 /// What comes next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum FormerStep {
     /// Note the references from this key on.
     Scan(Bound<Vec<u8>>),
     /// Wait for operations that began before the end of the scan.
@@ -36,7 +36,7 @@ pub enum Step {
 
 /// Memory to which no leaf refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct UnreferencedMemory {
     pub(super) at: GlobalAddr,
     pub(super) bytes: u64,
     /// Whether it is all of a chunk.
@@ -45,7 +45,7 @@ pub(super) struct Found {
 
 /// The chunks, and what is known about them.
 #[derive(Debug)]
-pub(super) struct Former {
+pub(super) struct FormerChunks {
     /// Sizes of this round's chunks, by address.
     now: BTreeMap<GlobalAddr, u64>,
     /// Those of later rounds.
@@ -55,8 +55,8 @@ pub(super) struct Former {
     /// Blocks that leaves have lost since the round began.
     gone: BTreeSet<GlobalAddr>,
     /// After the round: memory to which no leaf of the caches refers.
-    free: Vec<Found>,
-    step: Step,
+    free: Vec<UnreferencedMemory>,
+    step: FormerStep,
     most_noted: usize,
 }
 
@@ -70,9 +70,9 @@ pub(super) fn chunk_of(
     is_inside.then_some((start, bytes))
 }
 
-impl Former {
+impl FormerChunks {
     pub(super) fn new(chunks: impl IntoIterator<Item = (GlobalAddr, u64)>) -> Self {
-        Self::with_limit(chunks, MOST_NOTED)
+        Self::with_limit(chunks, MAX_NOTED)
     }
 
     fn with_limit(chunks: impl IntoIterator<Item = (GlobalAddr, u64)>, most_noted: usize) -> Self {
@@ -82,12 +82,12 @@ impl Former {
             noted: BTreeMap::new(),
             gone: BTreeSet::new(),
             free: Vec::new(),
-            step: Step::Scan(Bound::Unbounded),
+            step: FormerStep::Scan(Bound::Unbounded),
             most_noted,
         }
     }
 
-    pub(super) fn step(&self) -> &Step {
+    pub(super) fn step(&self) -> &FormerStep {
         &self.step
     }
 
@@ -101,7 +101,7 @@ impl Former {
 
     /// The scan goes on at `next`, or has ended.
     pub(super) fn scan_on(&mut self, next: Option<Bound<Vec<u8>>>) {
-        self.step = next.map_or(Step::Drain, Step::Scan);
+        self.step = next.map_or(FormerStep::Drain, FormerStep::Scan);
     }
 
     /// A leaf has lost a block. Returns whether that is all: its chunk belongs to this round or to
@@ -141,26 +141,30 @@ impl Former {
                 if at > free_from {
                     let free_bytes = at.offset() - free_from.offset();
                     let is_chunk = free_bytes == bytes;
-                    self.free.push(Found { at: free_from, bytes: free_bytes, is_chunk });
+                    self.free.push(UnreferencedMemory {
+                        at: free_from,
+                        bytes: free_bytes,
+                        is_chunk,
+                    });
                 }
                 free_from = free_from.max(at.plus(size));
             }
         }
-        self.step = Step::Rest;
+        self.step = FormerStep::Rest;
         (noted.len() as u64, noted.values().sum())
     }
 
     /// Takes out what the round has found, and begins the next one. Returns whether there is one.
-    pub(super) fn take_free(&mut self) -> (Vec<Found>, bool) {
+    pub(super) fn take_free(&mut self) -> (Vec<UnreferencedMemory>, bool) {
         self.now = std::mem::take(&mut self.later);
-        self.step = Step::Scan(Bound::Unbounded);
+        self.step = FormerStep::Scan(Bound::Unbounded);
         (std::mem::take(&mut self.free), !self.now.is_empty())
     }
 
     /// Keys are about to leave the range, with references to these chunks. What was found before
     /// stays free. Returns whether there is anything.
     pub(super) fn give_up(&mut self) -> bool {
-        if self.step != Step::Rest {
+        if self.step != FormerStep::Rest {
             return false;
         }
         self.later.clear();
@@ -179,7 +183,8 @@ mod tests {
 
     #[test]
     fn what_no_leaf_refers_to_is_free() {
-        let mut former = Former::new([(at(0, 1024), 1024), (at(1, 2048), 512), (at(1, 4096), 64)]);
+        let mut former =
+            FormerChunks::new([(at(0, 1024), 1024), (at(1, 2048), 512), (at(1, 4096), 64)]);
         for (at, bytes) in [(at(0, 1024), 64), (at(0, 1216), 128), (at(1, 2496), 64)] {
             former.note(at, bytes);
         }
@@ -188,19 +193,19 @@ mod tests {
         assert!(former.lose(at(1, 2048)), "after the scan has seen it");
         assert!(former.lose(at(0, 1088)), "before that");
         assert!(!former.lose(at(0, 2048)) && !former.lose(at(0, 1023)), "just outside");
-        assert_eq!(former.step(), &Step::Scan(Bound::Unbounded));
+        assert_eq!(former.step(), &FormerStep::Scan(Bound::Unbounded));
         former.scan_on(Some(Bound::Excluded(vec![7])));
-        assert_eq!(former.step(), &Step::Scan(Bound::Excluded(vec![7])));
+        assert_eq!(former.step(), &FormerStep::Scan(Bound::Excluded(vec![7])));
         former.scan_on(None);
-        assert_eq!(former.step(), &Step::Drain);
+        assert_eq!(former.step(), &FormerStep::Drain);
         assert_eq!(former.end_round(), (3, 64 + 128 + 64));
         assert!(!former.lose(at(0, 1024)), "it is like any other block");
-        let part = |at, bytes| Found { at, bytes, is_chunk: false };
+        let part = |at, bytes| UnreferencedMemory { at, bytes, is_chunk: false };
         let found = vec![
             part(at(0, 1088), 128),
             part(at(0, 1344), 704),
             part(at(1, 2048), 448),
-            Found { at: at(1, 4096), bytes: 64, is_chunk: true },
+            UnreferencedMemory { at: at(1, 4096), bytes: 64, is_chunk: true },
         ];
         assert_eq!(former.take_free(), (found, false));
     }
@@ -208,7 +213,7 @@ mod tests {
     #[test]
     fn chunks_with_many_blocks_take_several_rounds() {
         let chunk = |number: u64| at(0, 1024 + number * 1024);
-        let mut former = Former::with_limit((0..8).map(|number| (chunk(number), 1024)), 5);
+        let mut former = FormerChunks::with_limit((0..8).map(|number| (chunk(number), 1024)), 5);
         let (mut free, mut rounds, mut noted) = (0, 0, 0);
         loop {
             for number in 0..8 {
@@ -230,12 +235,12 @@ mod tests {
 
     #[test]
     fn what_was_found_before_keys_leave_stays_free() {
-        let mut former = Former::new([(at(0, 1024), 1024)]);
+        let mut former = FormerChunks::new([(at(0, 1024), 1024)]);
         former.scan_on(None);
         assert!(!former.give_up());
         former.end_round();
         assert!(former.give_up());
-        let found = Found { at: at(0, 1024), bytes: 1024, is_chunk: true };
+        let found = UnreferencedMemory { at: at(0, 1024), bytes: 1024, is_chunk: true };
         assert_eq!(former.take_free(), (vec![found], false));
     }
 }

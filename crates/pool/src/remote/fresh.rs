@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 const WRITE_RETRIES: u32 = 16;
 
 /// A WRITE in flight, with the image to write again if it fails.
-struct Written<F: Fabric, L> {
+struct FreshWrite<F: Fabric, L> {
     at: GlobalAddr,
     image: Image<L>,
     operation: F::Op<Buffer>,
@@ -45,7 +45,7 @@ impl<F: Fabric> FreshNode<F> {
 /// Writes new pages.
 pub struct FreshWriter<'a, F: Fabric, L: Layout> {
     pages: &'a PageClient<F, L>,
-    in_flight: VecDeque<Written<F, L>>,
+    in_flight: VecDeque<FreshWrite<F, L>>,
     nodes: Vec<GlobalAddr>,
     /// Whether a WRITE that is no longer in flight may still land.
     in_doubt: bool,
@@ -115,12 +115,12 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
             Err(_) => self.pages.fresh_word(at).await?,
         };
         let operation = self.pages.post_fresh_page(at, found, &image).await?;
-        self.in_flight.push_back(Written { at, image, operation });
+        self.in_flight.push_back(FreshWrite { at, image, operation });
         Ok(())
     }
 
     async fn finish_oldest(&mut self) -> Result<(), RemoteError> {
-        let Some(Written { at, image, operation }) = self.in_flight.pop_front() else {
+        let Some(FreshWrite { at, image, operation }) = self.in_flight.pop_front() else {
             return Ok(());
         };
         let mut outcome = operation.await;
@@ -162,7 +162,7 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
     /// settled, the nodes are lost.
     pub async fn abort(mut self) {
         let mut settled = !self.in_doubt;
-        for Written { at, operation, .. } in std::mem::take(&mut self.in_flight) {
+        for FreshWrite { at, operation, .. } in std::mem::take(&mut self.in_flight) {
             if operation.await.is_err() {
                 settled &= self.pages.fabric().reset(at.server()).await.is_ok();
             }

@@ -2,7 +2,9 @@
 //! requests both when its first change needs them; a client that only reads never does.
 
 use super::{PageClient, RemoteError};
-use crate::wire::{LOG_SLOTS, OwnerRequest, Reply, Request, TICKETS, Ticket, log_slot_bytes};
+use crate::wire::{
+    LOG_SLOTS, OffloadTicket, OwnerRequest, Reply, Request, TICKETS, log_slot_bytes,
+};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_page::Layout;
 use std::cell::{Cell, RefCell};
@@ -12,13 +14,13 @@ pub(super) const REGISTRAR: ServerId = ServerId::new(0);
 
 /// A client's number, logs and tickets. *Thread safety*: one endpoint's thread.
 #[derive(Debug)]
-pub(super) struct Identity {
+pub(super) struct ClientIdentity {
     /// 0 until the client has registered.
     owner: Cell<u16>,
     /// By memory server: where the log is, once known, and which of its slots are in use.
     logs: RefCell<Vec<Option<Log>>>,
     /// Slots kept for nodes that are not locked and may be half written.
-    pinned: RefCell<Vec<Pinned>>,
+    pinned: RefCell<Vec<PinnedSlot>>,
     /// Number of times a slot was pinned.
     pins: Cell<u64>,
     /// For each ticket slot: the last number issued, and whether it is in use.
@@ -35,8 +37,8 @@ struct Log {
 
 /// A slot of this client's log; dropping it frees it.
 #[derive(Debug)]
-pub struct Slot<'a> {
-    identity: &'a Identity,
+pub struct RedoSlot<'a> {
+    identity: &'a ClientIdentity,
     server: ServerId,
     number: u64,
     pub(super) at: GlobalAddr,
@@ -49,7 +51,7 @@ pub struct Slot<'a> {
 /// A slot that is kept for a node. While one task READs the entries of slots, other tasks of this
 /// thread may free and reuse them, so a result counts only if the pin has not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pinned {
+pub(super) struct PinnedSlot {
     node: GlobalAddr,
     server: ServerId,
     number: u64,
@@ -66,21 +68,21 @@ pub(super) struct LeftSlot {
     number: u64,
 }
 
-impl Drop for Slot<'_> {
+impl Drop for RedoSlot<'_> {
     fn drop(&mut self) {
         match self.pinned_for {
             Some(node) => {
                 let Self { identity, server, number, at, .. } = *self;
                 let pin = identity.pins.get();
                 identity.pins.set(pin + 1);
-                identity.pinned.borrow_mut().push(Pinned { node, server, number, at, pin });
+                identity.pinned.borrow_mut().push(PinnedSlot { node, server, number, at, pin });
             }
             None => self.identity.free(self.server, self.number, self.keep),
         }
     }
 }
 
-impl Slot<'_> {
+impl RedoSlot<'_> {
     /// Keeps the slot in use until the node at `at`, which is not locked and may be half written,
     /// is known to be complete.
     pub fn pin(&mut self, at: GlobalAddr) {
@@ -105,7 +107,7 @@ impl Slot<'_> {
     }
 }
 
-impl Identity {
+impl ClientIdentity {
     pub(super) fn new(memory_servers: u16) -> Self {
         let logs = RefCell::new(vec![None; usize::from(memory_servers)]);
         Self {
@@ -156,30 +158,30 @@ impl Identity {
     ///
     /// Never a pinned slot, not even for another entry of its node: if the client died while it
     /// overwrote the entry, no entry would be left, and the node may be half written.
-    fn take(&self, server: ServerId, slot_bytes: u64) -> Option<Slot<'_>> {
+    fn take(&self, server: ServerId, slot_bytes: u64) -> Option<RedoSlot<'_>> {
         let mut logs = self.logs.borrow_mut();
         let log = logs.get_mut(server.index())?.as_mut()?;
         let number = (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0)?;
         log.used |= 1 << number;
         let at = log.at.plus(number * slot_bytes);
-        Some(Slot { identity: self, server, number, at, keep: false, pinned_for: None })
+        Some(RedoSlot { identity: self, server, number, at, keep: false, pinned_for: None })
     }
 
     /// The slots of a server's log that are pinned for the node at `node`.
-    pub(super) fn pinned_for(&self, server: ServerId, node: GlobalAddr) -> Vec<Pinned> {
+    pub(super) fn pinned_for(&self, server: ServerId, node: GlobalAddr) -> Vec<PinnedSlot> {
         let pinned = self.pinned.borrow();
         pinned.iter().filter(|pin| (pin.node, pin.server) == (node, server)).copied().collect()
     }
 
     /// Takes over a slot that is pinned for the node at `node`.
-    fn take_pinned(&self, server: ServerId, node: GlobalAddr) -> Option<Slot<'_>> {
-        let Pinned { number, at, .. } = *self.pinned_for(server, node).last()?;
+    fn take_pinned(&self, server: ServerId, node: GlobalAddr) -> Option<RedoSlot<'_>> {
+        let PinnedSlot { number, at, .. } = *self.pinned_for(server, node).last()?;
         self.pinned.borrow_mut().retain(|pin| (pin.server, pin.number) != (server, number));
-        Some(Slot { identity: self, server, number, at, keep: false, pinned_for: Some(node) })
+        Some(RedoSlot { identity: self, server, number, at, keep: false, pinned_for: Some(node) })
     }
 
     /// Frees a pinned slot, unless it has been freed or used since.
-    fn unpin(&self, pin: Pinned) {
+    fn unpin(&self, pin: PinnedSlot) {
         let mut pinned = self.pinned.borrow_mut();
         if let Some(place) = pinned.iter().position(|other| *other == pin) {
             pinned.swap_remove(place);
@@ -194,7 +196,7 @@ impl Identity {
         &self,
         server: ServerId,
         node: GlobalAddr,
-        found: &[(Pinned, Option<u64>)],
+        found: &[(PinnedSlot, Option<u64>)],
     ) {
         if !self.pinned_for(server, node).iter().eq(found.iter().map(|(pin, _)| pin)) {
             return;
@@ -212,19 +214,19 @@ impl Identity {
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// A ticket for a change that is offloaded to a memory server; `None` while all are in use.
-    pub async fn take_ticket(&self) -> Result<Option<Ticket>, RemoteError> {
+    pub async fn take_ticket(&self) -> Result<Option<OffloadTicket>, RemoteError> {
         let owner = self.owner().await?;
         let mut tickets = self.identity.tickets.borrow_mut();
         let free =
             tickets.iter_mut().zip(0..).find(|((number, used), _)| !used && *number < u32::MAX);
         Ok(free.map(|((number, used), slot)| {
             (*number, *used) = (*number + 1, true);
-            Ticket { owner, slot, number: *number }
+            OffloadTicket { owner, slot, number: *number }
         }))
     }
 
     /// Returns a ticket under which nothing can happen any more.
-    pub fn give_ticket(&self, ticket: Ticket) {
+    pub fn give_ticket(&self, ticket: OffloadTicket) {
         self.identity.tickets.borrow_mut()[usize::from(ticket.slot)].1 = false;
     }
 
@@ -273,7 +275,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// client's number.
     pub async fn prepare_log(&self, server: ServerId) -> Result<u16, RemoteError> {
         let owner = self.owner().await?;
-        let known = |identity: &Identity| {
+        let known = |identity: &ClientIdentity| {
             identity.logs.borrow().get(server.index()).is_none_or(|log| log.is_some())
         };
         if !known(&self.identity) {
@@ -343,7 +345,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         server: ServerId,
         node: Option<GlobalAddr>,
-    ) -> Result<Slot<'_>, RemoteError> {
+    ) -> Result<RedoSlot<'_>, RemoteError> {
         let take = || self.identity.take(server, log_slot_bytes::<L>());
         // Repeatedly failing WRITEs of one node must not take all slots.
         if let Some(node) = node

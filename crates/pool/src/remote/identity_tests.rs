@@ -11,28 +11,28 @@ use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
 use farleaf_page::{Bytes, Layout, LockWord};
 
 /// Its entries about a full node have two pieces.
-type Large = Bytes<512>;
+type LargeEntries = Bytes<512>;
 
-fn cluster() -> LocalCluster<MemoryServer<Large>> {
+fn cluster() -> LocalCluster<MemoryServer<LargeEntries>> {
     let config = MemoryServerConfig { pool_bytes: 32 << 20, ..MemoryServerConfig::default() };
     let server = MemoryServer::new(REGISTRAR, &config).unwrap();
     LocalConfig::default().start(vec![Arc::new(server)])
 }
 
 /// A nearly full inner node with version number `version`.
-fn node(at: GlobalAddr, owner: u16, version: u64) -> Image<Large> {
-    let image = Image::<Large>::empty();
+fn node(at: GlobalAddr, owner: u16, version: u64) -> Image<LargeEntries> {
+    let image = Image::<LargeEntries>::empty();
     image.page().format_empty(at, 1, b"", None);
     for child in 0..155_u64 {
         let key = if child == 0 { Vec::new() } else { child.to_be_bytes().to_vec() };
         let leaf = GlobalAddr::new(at.server(), (child + 200 * version) * 4096);
-        assert!(Large::inner_insert(image.page(), &key, leaf));
+        assert!(LargeEntries::inner_insert(image.page(), &key, leaf));
     }
     image.page().seal(LockWord::from_bits(version - 1).next_by(owner));
     image
 }
 
-fn words(image: &Image<Large>) -> Vec<u64> {
+fn words(image: &Image<LargeEntries>) -> Vec<u64> {
     image.words().iter().map(|word| word.load(farleaf_fabric::sync::Ordering::Relaxed)).collect()
 }
 
@@ -49,8 +49,8 @@ async fn write<F: Fabric>(
 }
 
 /// A client whose node is half written. The log has an entry for the node's version 2.
-async fn with_half_a_node<F: Fabric>(fabric: &F) -> (PageClient<F, Large>, GlobalAddr) {
-    let client = PageClient::<F, Large>::new(fabric.clone(), 1 << 18);
+async fn with_half_a_node<F: Fabric>(fabric: &F) -> (PageClient<F, LargeEntries>, GlobalAddr) {
+    let client = PageClient::<F, LargeEntries>::new(fabric.clone(), 1 << 18);
     let owner = client.prepare_log(REGISTRAR).await.unwrap();
     let at = client.take_node(REGISTRAR).await.unwrap();
     let mut slot = client.slot(REGISTRAR, Some(at)).await.unwrap();
@@ -85,7 +85,7 @@ fn a_death_between_the_pieces_of_an_entry_leaves_the_entry_before() {
             words(&node(at, owner, 2))
         });
         let found = cluster.run(&[2], async |fabric, _| {
-            let client = PageClient::<_, Large>::new(fabric, 1 << 18);
+            let client = PageClient::<_, LargeEntries>::new(fabric, 1 << 18);
             client.declare_dead(1).await.unwrap();
             let found = client.half_written(1).await.unwrap();
             found.iter().map(|(_, image)| words(image)).collect::<Vec<_>>()

@@ -42,11 +42,11 @@ pub const ENDLESS: u32 = 0;
 const STRIDES: u64 = 4;
 
 /// A lease at a memory server: the server and the owner.
-type Place = (u16, u64);
+type LeasePlace = (u16, u64);
 
 /// What is known of a lease.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct KnownLease {
     renewals: u64,
     at_ns: u64,
     /// For how long there was no renewal.
@@ -55,7 +55,7 @@ struct Seen {
     was_renewed: bool,
 }
 
-impl Seen {
+impl KnownLease {
     /// Whether a lease with this term has missed a renewal, or was only noted.
     fn is_silent(&self, term_ns: u64) -> bool {
         !self.was_renewed || self.silent_ns >= term_ns / STRIDES
@@ -71,7 +71,7 @@ pub struct Leases {
     /// Where it has chunks, or may have one because an outcome is unknown: how many requests.
     servers: RefCell<BTreeMap<u16, u32>>,
     /// Leases of any owner.
-    seen: RefCell<BTreeMap<Place, Seen>>,
+    seen: RefCell<BTreeMap<LeasePlace, KnownLease>>,
     /// By memory server: when to look again, if a lease there may end by its term.
     awaited_ns: RefCell<BTreeMap<u16, u64>>,
 }
@@ -221,8 +221,12 @@ impl Leases {
         let (mut ended, mut alive) = (BTreeSet::new(), BTreeSet::new());
         for lease in leases {
             let term_ns = term_ns(lease);
-            let new =
-                Seen { renewals: lease.renewals, at_ns: now_ns, silent_ns: 0, was_renewed: false };
+            let new = KnownLease {
+                renewals: lease.renewals,
+                at_ns: now_ns,
+                silent_ns: 0,
+                was_renewed: false,
+            };
             let place = (server.number(), lease.owner);
             let known = seen.entry(place).or_insert(new);
             if known.renewals == lease.renewals {
@@ -231,7 +235,7 @@ impl Leases {
             } else {
                 // An older look does not say that the owner is alive now.
                 let was_renewed = now_ns - known.at_ns <= term_ns;
-                *known = Seen { was_renewed, ..new };
+                *known = KnownLease { was_renewed, ..new };
             }
             let has_ended = lease.term_ms != ENDLESS && known.silent_ns >= term_ns;
             let group = if has_ended { &mut ended } else { &mut alive };

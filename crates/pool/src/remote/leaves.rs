@@ -26,14 +26,14 @@ pub struct LeafStream<'a, F: Fabric, L: Layout> {
     window: usize,
 }
 
-enum State<F: Fabric, L> {
+enum LeafReadState<F: Fabric, L> {
     Pending(PendingRead<F>),
     Read(PageCopy<L>),
 }
 
 struct Ahead<F: Fabric, L> {
     at: GlobalAddr,
-    state: State<F, L>,
+    state: LeafReadState<F, L>,
     /// Whether the pointer came from a parent's fresh copy, not from a head.
     fresh: bool,
 }
@@ -54,7 +54,11 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
     /// gets there.
     pub fn read_ahead(&mut self, pointer: Pointer, fresh: bool) {
         if let Ok(read) = self.pages.post_read(pointer) {
-            self.ahead.push_back(Ahead { at: pointer.at, state: State::Pending(read), fresh });
+            self.ahead.push_back(Ahead {
+                at: pointer.at,
+                state: LeafReadState::Pending(read),
+                fresh,
+            });
         }
     }
 
@@ -69,8 +73,8 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
     /// [`Miss::Restart`] if there is none, or it cannot be read.
     pub async fn first(&mut self) -> Result<PageCopy<L>, Miss> {
         match self.ahead.pop_front().ok_or(Miss::Restart)?.state {
-            State::Pending(read) => self.pages.finish_read(read).await,
-            State::Read(copy) => Ok(copy),
+            LeafReadState::Pending(read) => self.pages.finish_read(read).await,
+            LeafReadState::Read(copy) => Ok(copy),
         }
     }
 
@@ -117,8 +121,8 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
     ) -> Result<Option<PageCopy<L>>, Miss> {
         while let Some(front) = self.ahead.pop_front() {
             let copy = match front.state {
-                State::Read(copy) => copy,
-                State::Pending(read) => match self.pages.finish_read(read).await {
+                LeafReadState::Read(copy) => copy,
+                LeafReadState::Pending(read) => match self.pages.finish_read(read).await {
                     Ok(copy) => copy,
                     Err(Miss::Restart) => continue,
                     Err(error) => return Err(error),
@@ -139,7 +143,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
             }
             if is_leaf && L::key(&low) >= wanted {
                 // A head comes first, or leaves that were not read ahead.
-                self.ahead.push_front(Ahead { state: State::Read(copy), ..front });
+                self.ahead.push_front(Ahead { state: LeafReadState::Read(copy), ..front });
                 return Ok(None);
             }
         }

@@ -25,13 +25,13 @@ use std::rc::Rc;
 
 /// A page that this client may hold or may have half written, without being certain.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Doubt {
+pub(super) struct UnresolvedLock {
     pub(super) at: GlobalAddr,
 }
 
 /// A page that this client holds.
 #[derive(Debug)]
-pub struct Locked<'a> {
+pub struct LockedPage<'a> {
     pub(super) at: GlobalAddr,
     /// Word 0 while this client holds the page.
     pub(super) word: LockWord,
@@ -40,7 +40,7 @@ pub struct Locked<'a> {
     hold: Hold<'a>,
 }
 
-impl Locked<'_> {
+impl LockedPage<'_> {
     /// The page's address.
     pub fn at(&self) -> GlobalAddr {
         self.at
@@ -63,7 +63,7 @@ impl Locked<'_> {
 pub(super) struct Hold<'a> {
     at: GlobalAddr,
     held: &'a RefCell<BTreeSet<GlobalAddr>>,
-    doubts: &'a RefCell<Vec<Doubt>>,
+    doubts: &'a RefCell<Vec<UnresolvedLock>>,
     in_doubt: bool,
 }
 
@@ -72,7 +72,7 @@ impl Drop for Hold<'_> {
         if self.in_doubt {
             let mut doubts = self.doubts.borrow_mut();
             if doubts.iter().all(|doubt| doubt.at != self.at) {
-                doubts.push(Doubt { at: self.at });
+                doubts.push(UnresolvedLock { at: self.at });
             }
         } else if self.doubts.borrow().iter().all(|doubt| doubt.at != self.at) {
             // A page in doubt stays marked until the doubt is settled, so no other operation of
@@ -115,16 +115,16 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         mut hold: Hold<'a>,
         at: GlobalAddr,
         word: LockWord,
-    ) -> Locked<'a> {
+    ) -> LockedPage<'a> {
         hold.in_doubt = true;
-        Locked { at, word, before: word.unlocked_by(word.owner()), hold }
+        LockedPage { at, word, before: word.unlocked_by(word.owner()), hold }
     }
 
     /// Locks the page that `copy` was read from, if the page still equals the copy.
     ///
     /// # Errors
     /// [`Miss::Restart`] if the page has changed or is locked.
-    pub async fn lock(&self, copy: &PageCopy<L>) -> Result<Locked<'_>, Miss> {
+    pub async fn lock(&self, copy: &PageCopy<L>) -> Result<LockedPage<'_>, Miss> {
         let (at, before) = (copy.at, copy.word());
         if before.is_locked() {
             self.suspect.set(Some((at, before)));
@@ -147,7 +147,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         at: GlobalAddr,
         before: LockWord,
         word: LockWord,
-    ) -> Result<Locked<'a>, Miss> {
+    ) -> Result<LockedPage<'a>, Miss> {
         hold.in_doubt = true;
         let swap = self.fabric().compare_swap(at, before.to_bits(), word.to_bits()).await;
         let mine = match swap {
@@ -162,7 +162,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         };
         if mine {
-            return Ok(Locked { at, word, before, hold });
+            return Ok(LockedPage { at, word, before, hold });
         }
         hold.in_doubt = false;
         Err(Miss::Restart)
@@ -180,7 +180,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Unlocks a page that did not change by restoring its previous word, so that copies of the
     /// page stay valid.
-    pub async fn release(&self, locked: Locked<'_>) {
+    pub async fn release(&self, locked: LockedPage<'_>) {
         if self.fabric().breaks(rules::LOCKS_RELEASED) {
             return locked.settled();
         }

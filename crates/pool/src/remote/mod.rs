@@ -50,28 +50,30 @@ mod windows;
 
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
-pub use block_space::{BlockSpace, BlockUsage, Coming, EditUnderWay, InHand, LostBlocks};
+pub use block_space::{
+    AwaitedBlocks, BlockSpace, BlockUsage, EditUnderWay, LostBlocks, UnendedBlock,
+};
 pub use blocks::BlockClient;
 pub use chunks::{ChunkClient, ChunkUse};
 pub use claim::ROOT_SERVER;
-pub use commit::{Change, Committed};
+pub use commit::{Committed, PageChange};
 pub use copy::{Image, PageCopy, Pointer};
-pub use detector::{Detector, Round};
+pub use detector::{FailureDetector, ProbeRound};
 pub use entries::{EntryHold, EntryWords};
 pub use entry_locks::EntryLocks;
 pub use error::{Miss, RemoteError, contended};
-pub use former::Step;
+pub use former::FormerStep;
 pub use fresh::{FreshNode, FreshWriter};
 pub use heads::{head_image, head_leaves, list_leaf, open_head};
-pub use identity::Slot as LogSlot;
+pub use identity::RedoSlot as LogSlot;
 pub use leases::{ENDLESS, Leases, end_leases_of};
 pub use leaves::LeafStream;
-pub use lock::{Locked, Settling};
+pub use lock::{LockedPage, Settling};
 pub use pages::{BUSY_WAIT_NS, BUSY_WAITS, GRACE_NS, PageClient, PendingRead, READ_RETRIES};
 pub use pieces::{Pieces, all_done, both};
-pub use radix::{RadixClient, Swapped, To, node_of, reverse_of_leaf};
+pub use radix::{LeafChange, RadixClient, SlotSwap, node_of, reverse_of_leaf};
 pub use radix_space::NodeRoom;
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
-pub use split::Separator;
+pub use split::PendingSeparator;
 pub use windows::{PendingPart, RecordPlace};

@@ -16,9 +16,9 @@
 use super::commit::Unfinished;
 use super::entries::EntryDoubt;
 use super::entry_locks::EntryLocks;
-use super::identity::{Identity, REGISTRAR};
-use super::lock::Doubt;
-use super::unreset::Unreset;
+use super::identity::{ClientIdentity, REGISTRAR};
+use super::lock::UnresolvedLock;
+use super::unreset::UnresetServers;
 use super::{Backoff, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient};
 use crate::wire::OwnerRequest;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
@@ -50,15 +50,15 @@ pub const BUSY_WAIT_NS: u64 = 500;
 pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) rpc: RpcClient<F, L>,
     nodes: NodeAllocator<F, L>,
-    pub(super) identity: Identity,
+    pub(super) identity: ClientIdentity,
     /// Pages that operations of this client hold or may hold.
     pub(super) held: RefCell<BTreeSet<GlobalAddr>>,
     /// Pages that this client may hold without an operation that will unlock them.
-    pub(super) doubts: RefCell<Vec<Doubt>>,
+    pub(super) doubts: RefCell<Vec<UnresolvedLock>>,
     /// Entry locks that this client may hold without an operation that will release them.
     pub(super) entry_doubts: RefCell<Vec<EntryDoubt>>,
     /// Servers to which something may still be on its way whose operation has ended.
-    pub(super) unreset: Unreset,
+    pub(super) unreset: UnresetServers,
     /// The turns at entry locks, which the clients of a compute server share.
     pub(super) entry_locks: Arc<EntryLocks>,
     /// The number of the compute server that this client has found alive; 0 before that.
@@ -120,12 +120,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub fn new(fabric: F, chunk_bytes: u64) -> Self {
         Self {
             nodes: NodeAllocator::new(fabric.clone(), chunk_bytes),
-            identity: Identity::new(fabric.memory_servers()),
+            identity: ClientIdentity::new(fabric.memory_servers()),
             rpc: RpcClient::new(fabric),
             held: RefCell::default(),
             doubts: RefCell::default(),
             entry_doubts: RefCell::default(),
-            unreset: Unreset::default(),
+            unreset: UnresetServers::default(),
             entry_locks: Arc::new(EntryLocks::default()),
             entry_owner: Cell::new(0),
             radix_leaves: false,

@@ -92,7 +92,7 @@ mod tests {
     use farleaf_fabric::{BUFFER_BYTES, FabricError, GlobalAddr, ServerId, Uncertainty};
     use farleaf_page::{Bytes, LockWord};
 
-    type Large = Bytes<512>;
+    type LargePieces = Bytes<512>;
 
     #[test]
     fn pieces_fit_a_buffer_and_cover_all_words() {
@@ -110,7 +110,7 @@ mod tests {
     /// The largest possible entry, with words drawn from `seed`.
     fn largest(mut seed: u64) -> Redo {
         let page = |number: u64| {
-            let (image, at) = (Image::<Large>::empty(), number * 4096);
+            let (image, at) = (Image::<LargePieces>::empty(), number * 4096);
             let at = GlobalAddr::new(ServerId::new(1), at);
             image.page().format_empty(at, 0, b"", None);
             for word in &image.words()[8..] {
@@ -129,7 +129,7 @@ mod tests {
     fn a_death_between_two_pieces_leaves_no_entry() {
         let (before, after) = (largest(1), largest(2));
         let (old, new) = (before.words(), after.words());
-        let mut slot = vec![0; log_slot_bytes::<Large>() as usize / 8];
+        let mut slot = vec![0; log_slot_bytes::<LargePieces>() as usize / 8];
         slot[..old.len()].copy_from_slice(&old);
         assert_eq!(Redo::decode(&slot).as_ref(), Some(&before));
         let posted: Vec<_> = pieces(new.len()).rev().collect();
@@ -153,7 +153,7 @@ mod tests {
     fn the_words_behind_a_short_entry_do_not_matter() {
         let before = Redo { owner: 3, pages: largest(1).pages[..1].to_vec() };
         let (old, new) = (before.words(), largest(2).words());
-        let mut slot = vec![0; log_slot_bytes::<Large>() as usize / 8];
+        let mut slot = vec![0; log_slot_bytes::<LargePieces>() as usize / 8];
         slot[..old.len()].copy_from_slice(&old);
         let beyond = pieces(new.len()).rev().filter(|piece| piece.start >= old.len());
         for piece in beyond {

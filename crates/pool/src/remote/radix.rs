@@ -22,16 +22,16 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::entries::{EntryHold, Posted};
+use super::entries::{EntryHold, EntryWrites};
 use super::pages::{READ_RETRIES, REREADS};
 use super::pieces::all_done;
 use super::radix_space::{NodeRoom, RadixSpace};
-use super::{Backoff, Locked, Miss, PageClient, RemoteError};
+use super::{Backoff, LockedPage, Miss, PageClient, RemoteError};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId, Work};
 use farleaf_page::rules;
 use farleaf_page::{
     LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_VALUE_WORD, LEAF_WORDS, Layout, LeafCopy, LeafRoom,
-    LockWord, NodeCopy, NodeSize, RadixForm, STRING_CHECK_WORD, Slot,
+    LockWord, NodeCopy, NodeSize, RadixForm, RadixSlot, STRING_CHECK_WORD,
 };
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeSet;
@@ -39,7 +39,7 @@ use std::ops::Deref;
 
 /// What became of the CAS of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Swapped {
+pub enum SlotSwap {
     /// The slot was as expected, and has been changed.
     Done,
     /// It was not, and has not been changed.
@@ -120,8 +120,8 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if the memory server does not answer.
-    pub async fn read_slot(&self, at: GlobalAddr) -> Result<Slot, RemoteError> {
-        Ok(Slot::from_bits(self.read_words(at, 8).await?.get(0)))
+    pub async fn read_slot(&self, at: GlobalAddr) -> Result<RadixSlot, RemoteError> {
+        Ok(RadixSlot::from_bits(self.read_words(at, 8).await?.get(0)))
     }
 
     /// Changes a slot by a CAS.
@@ -132,9 +132,9 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     pub async fn swap_slot(
         &self,
         at: GlobalAddr,
-        from: Slot,
-        to: Slot,
-    ) -> Result<Swapped, RemoteError> {
+        from: RadixSlot,
+        to: RadixSlot,
+    ) -> Result<SlotSwap, RemoteError> {
         self.swap_word(at, from.to_bits(), to.to_bits()).await
     }
 
@@ -147,7 +147,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
         at: GlobalAddr,
         from: u64,
         to: u64,
-    ) -> Result<Swapped, RemoteError> {
+    ) -> Result<SlotSwap, RemoteError> {
         let in_flight = self.unreset.may_land(at.server());
         match self.fabric().compare_swap(at, from, to).await {
             Err(error @ FabricError::Indeterminate { .. }) => {
@@ -158,16 +158,16 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
                 in_flight.landed();
                 let found = self.read_words(at, 8).await.map_err(|_| RemoteError::from(error))?;
                 match found.get(0) {
-                    found if found == to => Ok(Swapped::Done),
-                    found if found == from => Ok(Swapped::Not),
-                    _ => Ok(Swapped::Unknown),
+                    found if found == to => Ok(SlotSwap::Done),
+                    found if found == from => Ok(SlotSwap::Not),
+                    _ => Ok(SlotSwap::Unknown),
                 }
             }
             outcome => {
                 in_flight.landed();
                 match outcome {
-                    Ok(found) if found == from => Ok(Swapped::Done),
-                    Ok(_) | Err(FabricError::QueueFull { .. }) => Ok(Swapped::Not),
+                    Ok(found) if found == from => Ok(SlotSwap::Done),
+                    Ok(_) | Err(FabricError::QueueFull { .. }) => Ok(SlotSwap::Not),
                     Err(error) => Err(error.into()),
                 }
             }
@@ -235,7 +235,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
 
 /// What a change makes of a leaf.
 #[derive(Clone, Copy, Debug)]
-pub enum To<'a> {
+pub enum LeafChange<'a> {
     /// It has this value.
     Value(&'a [u8]),
     /// Its key is absent.
@@ -303,7 +303,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Errors
     /// [`Miss::Restart`] if the leaf has changed or is locked.
-    pub async fn lock_leaf(&self, leaf: &LeafCopy) -> Result<Locked<'_>, Miss> {
+    pub async fn lock_leaf(&self, leaf: &LeafCopy) -> Result<LockedPage<'_>, Miss> {
         if leaf.word.is_locked() {
             self.suspect.set(Some((leaf.at(), leaf.word)));
             return Err(Miss::Restart);
@@ -327,15 +327,15 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// [`RemoteError::Indeterminate`] if the memory server is unreachable.
     pub async fn write_leaf(
         &self,
-        locked: Locked<'_>,
+        locked: LockedPage<'_>,
         leaf: &LeafCopy,
-        to: To<'_>,
+        to: LeafChange<'_>,
     ) -> Result<(), RemoteError> {
         let held = leaf.clone().with_word(locked.word);
         let (after, becomes_live) = match to {
-            To::Value(value) => (held.next(value, true), !leaf.is_live()),
-            To::Absent => (held.next(&leaf.value, false), false),
-            To::Leaf(larger) => (held.next(&[], false).moved_to(larger), false),
+            LeafChange::Value(value) => (held.next(value, true), !leaf.is_live()),
+            LeafChange::Absent => (held.next(&leaf.value, false), false),
+            LeafChange::Leaf(larger) => (held.next(&[], false).moved_to(larger), false),
         };
         let Err(first) = self.post_and_await(&after, becomes_live).await else {
             locked.settled();
@@ -371,13 +371,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         hold: EntryHold<'_>,
         leaf: &LeafCopy,
-        to: To<'_>,
+        to: LeafChange<'_>,
     ) -> Result<(), RemoteError> {
         let copy = leaf.clone();
         let (after, becomes_live) = match to {
-            To::Value(value) => (copy.with_record(value, true), !leaf.is_live()),
-            To::Absent => (copy.with_record(&leaf.value, false), false),
-            To::Leaf(larger) => (copy.moved_to(larger), false),
+            LeafChange::Value(value) => (copy.with_record(value, true), !leaf.is_live()),
+            LeafChange::Absent => (copy.with_record(&leaf.value, false), false),
+            LeafChange::Leaf(larger) => (copy.moved_to(larger), false),
         };
         self.change_in_turn(hold, async || self.post_leaf_change(&after, becomes_live, false).await)
             .await
@@ -416,7 +416,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         after: &LeafCopy,
         becomes_live: bool,
         unlocks: bool,
-    ) -> Result<Posted<F>, RemoteError> {
+    ) -> Result<EntryWrites<F>, RemoteError> {
         let (at, words) = (after.at(), after.words());
         let part = |from: u64, to: u64| (from, words[from as usize..to as usize].to_vec());
         let mut parts: SmallVec<[(u64, Vec<u64>); 3]> = match RadixForm::of::<L>() {
@@ -510,8 +510,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.swap_lock(hold, at, leaf.word, leaf.word.locked_by(owner)).await?
         };
         let to = match leaf.is_live() && !self.fabric().breaks(rules::LEAVES_MENDED) {
-            true => To::Value(&leaf.value),
-            false => To::Absent,
+            true => LeafChange::Value(&leaf.value),
+            false => LeafChange::Absent,
         };
         Ok(self.write_leaf(locked, &leaf, to).await?)
     }

@@ -28,7 +28,7 @@ pub struct NodeRoom {
 
 /// The memory of one endpoint on one memory server.
 #[derive(Debug, Default)]
-struct Room {
+struct RadixMemory {
     /// The rest of the chunk.
     rest: Option<(GlobalAddr, u64)>,
     /// Leaves by the bytes that they take.
@@ -36,7 +36,7 @@ struct Room {
     nodes: Vec<NodeRoom>,
 }
 
-impl Room {
+impl RadixMemory {
     fn carve(&mut self, bytes: u64) -> Option<GlobalAddr> {
         let (at, left) = self.rest.filter(|(_, left)| *left >= bytes)?;
         self.rest = Some((at.plus(bytes), left - bytes));
@@ -71,7 +71,7 @@ impl Room {
 pub(super) struct RadixSpace<F: Fabric, L: Layout> {
     chunks: ChunkClient<F, L>,
     chunk_bytes: u64,
-    rooms: Vec<RefCell<Room>>,
+    rooms: Vec<RefCell<RadixMemory>>,
     next_server: Cell<u16>,
 }
 
@@ -104,7 +104,7 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if it has no room.
     pub(super) async fn leaf_on(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
-        self.take_on(server, LEAF_SPACE, &|room: &mut Room| room.leaf(LEAF_SPACE)).await
+        self.take_on(server, LEAF_SPACE, &|room: &mut RadixMemory| room.leaf(LEAF_SPACE)).await
     }
 
     /// Memory for a node, on the next server in turn that has room.
@@ -112,13 +112,13 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if none has.
     pub(super) async fn node(&self) -> Result<NodeRoom, RemoteError> {
-        self.take(NODE_SPACE, Room::node).await
+        self.take(NODE_SPACE, RadixMemory::node).await
     }
 
     async fn take<T>(
         &self,
         bytes: u64,
-        from: impl Fn(&mut Room) -> Option<T>,
+        from: impl Fn(&mut RadixMemory) -> Option<T>,
     ) -> Result<T, RemoteError> {
         let servers = self.rooms.len() as u16;
         let mut outcome = Err(RemoteError::OutOfMemory { server: ServerId::new(0) });
@@ -137,7 +137,7 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
         &self,
         server: ServerId,
         needed: u64,
-        from: &impl Fn(&mut Room) -> Option<T>,
+        from: &impl Fn(&mut RadixMemory) -> Option<T>,
     ) -> Result<T, RemoteError> {
         let room = &self.rooms[server.index()];
         loop {

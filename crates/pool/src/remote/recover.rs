@@ -38,7 +38,7 @@ const STABLE_NS: u64 = 100_000;
 
 /// The client that left the pages: a dead one, or this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Gone {
+struct LostClient {
     owner: u16,
 }
 
@@ -110,7 +110,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 self.retrying(fence).await?;
             }
         }
-        match self.recover(Gone { owner }, at).await {
+        match self.recover(LostClient { owner }, at).await {
             Ok(()) => Ok(true),
             Err(Miss::Restart) => Ok(false),
             Err(Miss::Failed(error)) => Err(error),
@@ -123,7 +123,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         for server in self.rpc.servers() {
             self.retrying(async || Ok(self.fabric().reset(server).await?)).await?;
         }
-        self.recover(Gone { owner }, at).await
+        self.recover(LostClient { owner }, at).await
     }
 
     async fn retrying<T>(
@@ -141,7 +141,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         outcome
     }
 
-    async fn recover(&self, gone: Gone, at: GlobalAddr) -> Result<(), Miss> {
+    async fn recover(&self, gone: LostClient, at: GlobalAddr) -> Result<(), Miss> {
         if self.radix_leaves {
             return self.recover_leaf(gone.owner, at).await;
         }
@@ -222,7 +222,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                     continue; // finished already; the page may have been reused
                 }
                 // Other clients may be recovering the page as well.
-                self.attempts(async || self.recover(Gone { owner }, page.at).await).await?;
+                self.attempts(async || self.recover(LostClient { owner }, page.at).await).await?;
             }
         }
         Ok(())
@@ -302,7 +302,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Finishes one page of a dead client's entry, unless it is finished already.
-    async fn finish_for(&self, gone: Gone, redo: &RedoPage) -> Result<(), Miss> {
+    async fn finish_for(&self, gone: LostClient, redo: &RedoPage) -> Result<(), Miss> {
         let found = self.read_raw(redo.at).await?;
         let word = found.word();
         if !self.belongs(word, gone, redo, found.is_complete()) {
@@ -365,7 +365,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Whether a page with this word is an unfinished page of the entry.
-    fn belongs(&self, word: LockWord, gone: Gone, redo: &RedoPage, is_complete: bool) -> bool {
+    fn belongs(
+        &self,
+        word: LockWord,
+        gone: LostClient,
+        redo: &RedoPage,
+        is_complete: bool,
+    ) -> bool {
         let breaks = |rule| self.fabric().breaks(rule);
         let held = word.version() + 1 == redo.version && !breaks(rules::HELD_PAGES_FINISHED);
         let again = word.version() == redo.version && !breaks(rules::RELOCKED_PAGES_FINISHED);

@@ -2,7 +2,7 @@
 //!
 //! *Invariant*: every key has exactly one server. *Thread safety*: immutable.
 
-use crate::wire::Share;
+use crate::wire::TreeShare;
 use farleaf_fabric::ServerId;
 use farleaf_page::Layout;
 use thiserror::Error;
@@ -34,9 +34,9 @@ impl<K: Clone + Ord> Partitioning<K> {
     pub fn shares<L: Layout<Key: ToOwned<Owned = K>>>(
         &self,
         servers: u16,
-    ) -> Result<Vec<Share<K>>, BadShares> {
+    ) -> Result<Vec<TreeShare<K>>, BadShares> {
         match self {
-            Self::Hash => Ok(vec![Share::Hash { servers }; usize::from(servers)]),
+            Self::Hash => Ok(vec![TreeShare::Hash { servers }; usize::from(servers)]),
             Self::Range { boundaries } => {
                 if boundaries.len() + 1 != usize::from(servers) {
                     let what = "range partitioning takes one boundary less than there are servers";
@@ -45,10 +45,10 @@ impl<K: Clone + Ord> Partitioning<K> {
                 let lows = std::iter::once(L::min_key()).chain(boundaries.iter().cloned());
                 let highs = boundaries.iter().cloned().map(Some).chain(std::iter::once(None));
                 let shares: Vec<_> =
-                    lows.zip(highs).map(|(low, high)| Share::Range { low, high }).collect();
-                let ascends = |share: &Share<K>| match share {
-                    Share::Range { low, high } => high.as_ref().is_none_or(|high| low < high),
-                    Share::Hash { .. } => true,
+                    lows.zip(highs).map(|(low, high)| TreeShare::Range { low, high }).collect();
+                let ascends = |share: &TreeShare<K>| match share {
+                    TreeShare::Range { low, high } => high.as_ref().is_none_or(|high| low < high),
+                    TreeShare::Hash { .. } => true,
                 };
                 if !shares.iter().all(ascends) {
                     let what = "the boundaries of a range partitioning ascend strictly";
@@ -81,17 +81,17 @@ impl<K: Clone + Ord> ShareMap<K> {
     /// # Errors
     /// [`BadShares`] if the shares do not cover the key space exactly.
     pub fn from_shares<L: Layout<Key: ToOwned<Owned = K>>>(
-        shares: Vec<Share<K>>,
+        shares: Vec<TreeShare<K>>,
     ) -> Result<Self, BadShares> {
         let misfit = BadShares("the memory servers' shares do not fit together");
         let servers = u16::try_from(shares.len()).map_err(|_| misfit)?;
-        if servers > 0 && shares.iter().all(|share| *share == Share::Hash { servers }) {
+        if servers > 0 && shares.iter().all(|share| *share == TreeShare::Hash { servers }) {
             return Ok(Self::Hash { servers });
         }
         let mut boundaries = Vec::new();
         let mut expected = Some(L::min_key());
         for share in shares {
-            let Share::Range { low, high } = share else { return Err(misfit) };
+            let TreeShare::Range { low, high } = share else { return Err(misfit) };
             if expected.replace(low.clone()) != Some(low) {
                 return Err(misfit);
             }

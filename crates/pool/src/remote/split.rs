@@ -6,14 +6,14 @@
 //! - S3. The separator goes into the parent afterwards. Until then, readers find the sibling
 //!   through the page that was split.
 
-use super::{Change, Image, Locked, Miss, PageClient, PageCopy, RemoteError};
+use super::{Image, LockedPage, Miss, PageChange, PageClient, PageCopy, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_page::rules;
-use farleaf_page::{Entry, Layout, LockWord, OwnedKey, Page, split_plan};
+use farleaf_page::{Layout, LockWord, OverflowEntry, OwnedKey, Page, split_plan};
 
 /// A separator that has yet to be inserted into the parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Separator<K> {
+pub struct PendingSeparator<K> {
     /// The level of the parent.
     pub level: u8,
     /// The lowest key of the child.
@@ -35,7 +35,7 @@ impl<L: Layout> Halves<L> {
         fabric: &F,
         full: Page<'_, L>,
         right_at: GlobalAddr,
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
     ) -> Option<Self> {
         let plan = split_plan(full, Some(entry), fabric.breaks(rules::SEPARATORS_ABOVE));
         let (left, right) = (Image::of(full), Image::empty());
@@ -61,8 +61,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         copy: &PageCopy<L>,
         node: GlobalAddr,
-        entry: &Entry<L>,
-    ) -> Result<Separator<OwnedKey<L>>, Miss> {
+        entry: &OverflowEntry<L>,
+    ) -> Result<PendingSeparator<OwnedKey<L>>, Miss> {
         let fresh = self.fresh_word(node).await?;
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::RestructureNode).await;
@@ -71,9 +71,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Err(self.without_room(locked).await);
         };
         let fresh = [(node, fresh, &right)];
-        let change = Change::new(locked, copy, left);
+        let change = PageChange::new(locked, copy, left);
         self.commit_with_fresh(&fresh, change).await?;
-        Ok(Separator { level: copy.page().level() + 1, key: separator, child: node })
+        Ok(PendingSeparator { level: copy.page().level() + 1, key: separator, child: node })
     }
 
     /// Splits the root: its content and `entry` move into two new pages. The root keeps its address
@@ -85,7 +85,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         copy: &PageCopy<L>,
         nodes: [GlobalAddr; 2],
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
     ) -> Result<(), Miss> {
         let fresh = [self.fresh_word(nodes[0]).await?, self.fresh_word(nodes[1]).await?];
         let locked = self.lock(copy).await?;
@@ -114,12 +114,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Err(self.without_room(locked).await);
         }
         let fresh = [(nodes[0], fresh[0], &left), (nodes[1], fresh[1], &right)];
-        let change = Change::new(locked, copy, root);
+        let change = PageChange::new(locked, copy, root);
         Ok(self.commit_with_fresh(&fresh, change).await?)
     }
 
     /// Abandons a split that has changed nothing.
-    async fn without_room(&self, locked: Locked<'_>) -> Miss {
+    async fn without_room(&self, locked: LockedPage<'_>) -> Miss {
         self.release(locked).await;
         RemoteError::Contended { retries: 0 }.into()
     }
@@ -128,7 +128,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn commit_with_fresh(
         &self,
         fresh: &[(GlobalAddr, LockWord, &Image<L>)],
-        change: Change<'_, L>,
+        change: PageChange<'_, L>,
     ) -> Result<(), RemoteError> {
         if self.fabric().breaks(rules::SIBLING_FIRST) {
             self.commit(change).await?;

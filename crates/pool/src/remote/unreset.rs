@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 
 /// The servers whose connection must be reset, each with how often that became necessary.
 #[derive(Debug, Default)]
-pub(super) struct Unreset(RefCell<BTreeMap<ServerId, u64>>);
+pub(super) struct UnresetServers(RefCell<BTreeMap<ServerId, u64>>);
 
-impl Unreset {
+impl UnresetServers {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.0.borrow().is_empty()
@@ -19,8 +19,8 @@ impl Unreset {
 
     /// Something is about to be posted to `server`.
     #[inline]
-    pub(super) fn may_land(&self, server: ServerId) -> InFlight<'_> {
-        InFlight { unreset: self, server: Some(server) }
+    pub(super) fn may_land(&self, server: ServerId) -> UnendedOperation<'_> {
+        UnendedOperation { unreset: self, server: Some(server) }
     }
 
     /// Resets the connections. Those that cannot be reset stay.
@@ -39,12 +39,12 @@ impl Unreset {
 
 /// An operation that has not ended. Dropping it leaves a doubt.
 #[derive(Debug)]
-pub(super) struct InFlight<'a> {
-    unreset: &'a Unreset,
+pub(super) struct UnendedOperation<'a> {
+    unreset: &'a UnresetServers,
     server: Option<ServerId>,
 }
 
-impl InFlight<'_> {
+impl UnendedOperation<'_> {
     /// It has landed, or never will.
     #[inline]
     pub(super) fn landed(mut self) {
@@ -52,7 +52,7 @@ impl InFlight<'_> {
     }
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for UnendedOperation<'_> {
     fn drop(&mut self) {
         if let Some(server) = self.server {
             *self.unreset.0.borrow_mut().entry(server).or_default() += 1;

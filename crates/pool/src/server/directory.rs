@@ -15,7 +15,7 @@
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
-use super::loans::{Listed, Loans, Piece, words_of_pieces};
+use super::loans::{Listed, LoanPiece, Loans, words_of_pieces};
 use crate::wire::{DirectoryRequest, LEFT, LISTED_CHUNKS, Refusal, Reply};
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, ServerId};
@@ -26,37 +26,37 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 /// Shards of a memory server.
-const MOST_SHARDS: usize = 4_096;
+const MAX_SHARDS: usize = 4_096;
 /// Compute servers that change a shard and are not known to be fenced: a reply lists them all.
-const MOST_JOINED: usize = 4_096;
+const MAX_JOINED: usize = 4_096;
 /// Words of all tables of a shard, and of one change.
-const MOST_WORDS: usize = 1 << 24;
+const MAX_WORDS: usize = 1 << 24;
 /// The same for all shards of a memory server: 512 MiB.
-const MOST_WORDS_OF_ALL: usize = 1 << 26;
+const MAX_WORDS_OF_ALL: usize = 1 << 26;
 /// Words of one reply: 96 KiB.
 const REPLY_WORDS: usize = 12 << 10;
 
 /// The shards of a memory server.
 #[derive(Debug, Default)]
-pub(super) struct Directory {
-    inner: Mutex<Inner>,
+pub(super) struct ShardDirectory {
+    inner: Mutex<ShardDirectoryInner>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ShardDirectoryInner {
     /// Those whose tables this server lists.
-    shards: BTreeMap<u64, Shard>,
+    shards: BTreeMap<u64, DirectoryShard>,
     /// The chunks of this server, by shard.
-    spaces: BTreeMap<u64, Space>,
+    spaces: BTreeMap<u64, ShardMemory>,
     /// The shards that divisions have made here.
-    pieces: BTreeMap<u64, Piece>,
+    pieces: BTreeMap<u64, LoanPiece>,
     /// What shards have lent one another.
     loans: Loans,
 }
 
 /// Memory of this server that a shard has.
 #[derive(Debug, Default)]
-struct Space {
+struct ShardMemory {
     /// The latest epoch that has asked.
     epoch: u64,
     /// Sizes by address.
@@ -64,7 +64,7 @@ struct Space {
 }
 
 #[derive(Debug, Default)]
-struct Shard {
+struct DirectoryShard {
     epoch: u64,
     owner: u64,
     extent_bytes: u64,
@@ -76,7 +76,7 @@ struct Shard {
     edit: u64,
     outcome: Option<Refusal>,
     /// The change whose parts arrive.
-    coming: Coming,
+    coming: AwaitedContent,
     /// Words of each table, by id.
     tables: BTreeMap<u64, Listed>,
     /// Of all tables.
@@ -89,7 +89,7 @@ struct Shard {
 }
 
 #[derive(Debug, Default)]
-struct Coming {
+struct AwaitedContent {
     number: u64,
     parts: u32,
     words: Vec<u64>,
@@ -105,7 +105,7 @@ struct EditPart<'r> {
     once: bool,
 }
 
-impl Directory {
+impl ShardDirectory {
     /// The tables of a shard.
     pub(super) fn listed_tables(&self, shard: u64) -> Vec<Placed> {
         let inner = lock(&self.inner);
@@ -125,22 +125,22 @@ impl Directory {
     ) -> Result<Reply<L>, Refusal> {
         let checks_epoch = !cpu.breaks(rules::SHARD_EPOCHS);
         let mut inner = lock(&self.inner);
-        let Inner { shards, spaces, pieces, loans } = &mut *inner;
+        let ShardDirectoryInner { shards, spaces, pieces, loans } = &mut *inner;
         match request {
             DirectoryRequest::State { shard: id } => {
-                let none = Shard::default();
+                let none = DirectoryShard::default();
                 return Ok(shards.get(&id).unwrap_or(&none).describe(id, loans));
             }
             DirectoryRequest::Open { shard: id, owner, after, extent_bytes } => {
                 if owner == 0 || extent_bytes == 0 || after == u64::MAX {
                     return Err(Refusal::Malformed);
                 }
-                let is_full = shards.len() >= MOST_SHARDS;
+                let is_full = shards.len() >= MAX_SHARDS;
                 let shard = match shards.entry(id) {
                     Entry::Occupied(shard) => shard.into_mut(),
                     Entry::Vacant(_) if after > 0 => return Err(Refusal::NoSuchShard),
                     Entry::Vacant(_) if is_full => return Err(Refusal::OutOfMemory),
-                    Entry::Vacant(shard) => shard.insert(Shard::default()),
+                    Entry::Vacant(shard) => shard.insert(DirectoryShard::default()),
                 };
                 shard.open(client, owner, after, extent_bytes)?;
                 return Ok(shard.describe(id, loans));
@@ -171,7 +171,7 @@ impl Directory {
                 let mut words = &at[..];
                 let at = take_key(&mut words).filter(|_| words.is_empty());
                 let low = at.ok_or(Refusal::Malformed)?;
-                let division = Division { shard, into, low };
+                let division = ShardDivision { shard, into, low };
                 inner.divide(division, owner, epoch)?;
             }
             DirectoryRequest::Pieces { from } => {
@@ -188,8 +188,8 @@ impl Directory {
                 tables.into_iter().for_each(|table| shard.return_unlisted(id, table, loans));
             }
             DirectoryRequest::Edit { shard: id, epoch, number, part, more, words } => {
-                let held: usize = shards.values().map(Shard::held_words).sum();
-                if held + loans.words() + words.len() > MOST_WORDS_OF_ALL {
+                let held: usize = shards.values().map(DirectoryShard::held_words).sum();
+                if held + loans.words() + words.len() > MAX_WORDS_OF_ALL {
                     return Err(Refusal::OutOfMemory);
                 }
                 let shard = of_epoch(shards, id, epoch, checks_epoch)?;
@@ -210,13 +210,13 @@ impl Directory {
                 return Ok(Reply::Tables { more, words });
             }
             DirectoryRequest::Allocate { shard, epoch, bytes, least, token } => {
-                let space = Space::of_epoch(spaces, shard, epoch)?;
+                let space = ShardMemory::of_epoch(spaces, shard, epoch)?;
                 let (at, bytes) = allocate(bytes, least, token)?;
                 space.chunks.insert(at, bytes);
                 return Ok(Reply::Chunk { at, bytes });
             }
             DirectoryRequest::Chunks { shard, epoch, from } => {
-                let space = Space::of_epoch(spaces, shard, epoch)?;
+                let space = ShardMemory::of_epoch(spaces, shard, epoch)?;
                 let mut rest =
                     space.chunks.iter().skip(from as usize).map(|(at, size)| (*at, *size));
                 let chunks = rest.by_ref().take(LISTED_CHUNKS).collect();
@@ -228,7 +228,7 @@ impl Directory {
 }
 
 /// A shard that begins where another one is divided.
-struct Division {
+struct ShardDivision {
     /// The one that is divided.
     shard: u64,
     /// The one that begins.
@@ -237,18 +237,19 @@ struct Division {
     low: KeyBuf,
 }
 
-impl Inner {
-    /// Ends an epoch as [`Shard::leave`] does, and divides the shard. Repeated, it changes nothing.
+impl ShardDirectoryInner {
+    /// Ends an epoch as [`DirectoryShard::leave`] does, and divides the shard. Repeated, it changes
+    /// nothing.
     fn divide(
         &mut self,
-        Division { shard: id, into, low }: Division,
+        ShardDivision { shard: id, into, low }: ShardDivision,
         owner: u64,
         epoch: u64,
     ) -> Result<(), Refusal> {
         let Self { shards, spaces, pieces, loans } = self;
-        let piece = Piece { from: id, low };
-        let held: usize = shards.values().map(Shard::held_words).sum();
-        let has_room = shards.len() < MOST_SHARDS;
+        let piece = LoanPiece { from: id, low };
+        let held: usize = shards.values().map(DirectoryShard::held_words).sum();
+        let has_room = shards.len() < MAX_SHARDS;
         let is_taken = shards.contains_key(&into) || spaces.contains_key(&into);
         let shard = shards.get_mut(&id).ok_or(Refusal::NoSuchShard)?;
         if shard.owner == LEFT && Some(shard.epoch) == epoch.checked_add(1) {
@@ -269,16 +270,16 @@ impl Inner {
             }
         }
         let words: usize = shared.iter().map(|table| shard.tables[table].words.len()).sum();
-        if !has_room || held + loans.words() + 2 * words > MOST_WORDS_OF_ALL {
+        if !has_room || held + loans.words() + 2 * words > MAX_WORDS_OF_ALL {
             return Err(Refusal::OutOfMemory);
         }
-        let mut other = Shard {
+        let mut other = DirectoryShard {
             epoch: 1,
             owner: LEFT,
             extent_bytes: shard.extent_bytes,
             // New tables have other ids than those that are borrowed.
             highest_table: shard.highest_table,
-            ..Shard::default()
+            ..DirectoryShard::default()
         };
         for table in shared {
             let lender = shard.borrowed.get(&table).copied().unwrap_or(id);
@@ -305,11 +306,11 @@ fn part_of(words: Vec<u64>, from: u64) -> (Vec<u64>, bool) {
 
 /// A shard of this epoch.
 fn of_epoch(
-    shards: &mut BTreeMap<u64, Shard>,
+    shards: &mut BTreeMap<u64, DirectoryShard>,
     shard: u64,
     epoch: u64,
     is_checked: bool,
-) -> Result<&mut Shard, Refusal> {
+) -> Result<&mut DirectoryShard, Refusal> {
     let shard = shards.get_mut(&shard).ok_or(Refusal::NoSuchShard)?;
     match shard.epoch == epoch || !is_checked {
         true => Ok(shard),
@@ -317,7 +318,7 @@ fn of_epoch(
     }
 }
 
-impl Space {
+impl ShardMemory {
     /// What `shard` has, for a process of this epoch. No earlier one gets chunks from now on.
     fn of_epoch(
         spaces: &mut BTreeMap<u64, Self>,
@@ -327,7 +328,7 @@ impl Space {
         if epoch == 0 {
             return Err(Refusal::Malformed);
         }
-        if !spaces.contains_key(&shard) && spaces.len() >= MOST_SHARDS {
+        if !spaces.contains_key(&shard) && spaces.len() >= MAX_SHARDS {
             return Err(Refusal::OutOfMemory);
         }
         let space = spaces.entry(shard).or_default();
@@ -354,7 +355,7 @@ impl Space {
     }
 }
 
-impl Shard {
+impl DirectoryShard {
     fn describe<L: Layout>(&self, id: u64, loans: &Loans) -> Reply<L> {
         let unfenced = self.joined.iter().filter(|(_, joined)| **joined < self.epoch);
         Reply::Shard {
@@ -391,7 +392,7 @@ impl Shard {
             }
             self.check_joined(client)?;
             (self.epoch, self.owner, self.extent_bytes) = (after + 1, owner, extent_bytes);
-            self.coming = Coming::default();
+            self.coming = AwaitedContent::default();
         }
         self.join(client)
     }
@@ -406,7 +407,7 @@ impl Shard {
         // Those of earlier epochs, if they are not fenced, stay in the list.
         self.joined.retain(|_, joined| *joined < epoch);
         (self.epoch, self.owner) = (next, LEFT);
-        self.coming = Coming::default();
+        self.coming = AwaitedContent::default();
         Ok(())
     }
 
@@ -434,7 +435,7 @@ impl Shard {
 
     /// Refuses a compute server for which the list has no room.
     fn check_joined(&self, client: u16) -> Result<(), Refusal> {
-        match self.joined.len() < MOST_JOINED || self.joined.contains_key(&client) {
+        match self.joined.len() < MAX_JOINED || self.joined.contains_key(&client) {
             true => Ok(()),
             false => Err(Refusal::TooManyClients),
         }
@@ -463,7 +464,7 @@ impl Shard {
         }
         let coming = &mut self.coming;
         if number > coming.number && part == 0 {
-            *coming = Coming { number, ..Coming::default() };
+            *coming = AwaitedContent { number, ..AwaitedContent::default() };
         }
         if number != coming.number || part > coming.parts {
             return Err(Refusal::LateEdit);
@@ -471,7 +472,7 @@ impl Shard {
         if part < coming.parts {
             return Ok(()); // repeated
         }
-        if coming.words.len() + words.len() > MOST_WORDS {
+        if coming.words.len() + words.len() > MAX_WORDS {
             return Err(Refusal::OutOfMemory);
         }
         coming.words.extend_from_slice(words);
@@ -544,7 +545,7 @@ impl Shard {
     ) -> Result<(), Refusal> {
         let (id, mut words) = (table.meta.footer.table, Vec::new());
         table.encode(&mut words);
-        if self.words + words.len() > MOST_WORDS {
+        if self.words + words.len() > MAX_WORDS {
             return Err(Refusal::OutOfMemory);
         }
         if self.tables.contains_key(&id) {

@@ -23,7 +23,7 @@ const STRIPES: usize = 1;
 
 #[derive(Debug)]
 #[repr(align(128))]
-struct Inside([AtomicU64; 3]);
+struct InsideEpoch([AtomicU64; 3]);
 
 /// A fence for the model checker only. The checker treats `SeqCst` accesses as `AcqRel`, but models
 /// fences, so this restores the ordering that the adjacent accesses have in a normal build.
@@ -37,7 +37,7 @@ fn sequentially_consistent() {
 #[derive(Debug)]
 pub struct Epochs {
     current: AtomicU64,
-    inside: [Inside; STRIPES],
+    inside: [InsideEpoch; STRIPES],
     retired: Mutex<VecDeque<(u64, GlobalAddr)>>,
 }
 
@@ -62,7 +62,7 @@ impl Drop for EpochGuard<'_> {
 impl Epochs {
     /// Creates epochs without operations or retired nodes.
     pub fn new() -> Self {
-        let counters = || Inside([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
+        let counters = || InsideEpoch([AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0)]);
         Self {
             current: AtomicU64::new(2),
             inside: std::array::from_fn(|_| counters()),
@@ -102,7 +102,7 @@ impl Epochs {
         // Three counters suffice: operations are only inside `epoch` and `epoch - 1` (E2).
         let previous = ((epoch + 2) % 3) as usize;
         sequentially_consistent();
-        let empty = |stripe: &Inside| stripe.0[previous].load(Ordering::SeqCst) == 0;
+        let empty = |stripe: &InsideEpoch| stripe.0[previous].load(Ordering::SeqCst) == 0;
         if self.inside.iter().all(empty) {
             self.current.store(epoch + 1, Ordering::SeqCst);
         }

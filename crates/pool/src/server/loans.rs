@@ -112,7 +112,7 @@ impl Loans {
 
 /// A shard that a division has made.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct LoanPiece {
     /// The shard that was divided.
     pub(super) from: u64,
     /// The lowest key.
@@ -120,7 +120,7 @@ pub(super) struct Piece {
 }
 
 /// The words that say which shards divisions have made.
-pub(super) fn words_of_pieces(pieces: &BTreeMap<u64, Piece>) -> Vec<u64> {
+pub(super) fn words_of_pieces(pieces: &BTreeMap<u64, LoanPiece>) -> Vec<u64> {
     let mut words = Vec::new();
     for (number, piece) in pieces {
         let mut low = Vec::new();

@@ -10,19 +10,19 @@
 //! *Thread safety*: any number of threads, through `&self`.
 
 use super::chunks::ChunkAllocator;
-use super::directory::Directory;
-use super::merges::{Memory, Merges, Stepped};
-use super::offloads::{Offloads, Stretch};
-use super::owners::{Owner, Owners};
-use super::tree::{Loader, Tree};
+use super::directory::ShardDirectory;
+use super::merges::{JobMemory, ServerCompactions, StepOutcome};
+use super::offloads::{Offloads, ScanBounds};
+use super::owners::{ClientRegistry, RegisteredClient};
+use super::tree::{ServerTree, TreeLoader};
 use super::whole::WholeChunks;
 use crate::wire::{
     DEAD_OWNERS, DirectoryRequest, GIVE_BACK_NODES, LISTED_CHUNKS, MergeRequest, OffloadRequest,
-    OwnerRequest, PoolRequest, Refusal, Reply, Request, Share, TreeRequest, Usage,
+    OwnerRequest, PoolRequest, Refusal, Reply, Request, TreeRequest, TreeShare, Usage,
 };
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{
-    Backing, Cpu, GlobalAddr, Message, Region, RegionError, RpcService, ServerId,
+    Cpu, GlobalAddr, Message, Region, RegionBacking, RegionError, RpcService, ServerId,
 };
 use farleaf_page::rules;
 use farleaf_page::table::Placed;
@@ -45,7 +45,7 @@ struct LatestChunk {
 
 /// Where the memory of a chunk comes from.
 #[derive(Clone, Copy, Debug)]
-enum Source {
+enum ChunkSource {
     /// Nodes that clients have returned, or else memory that was never used.
     Nodes,
     /// Pieces that came back, of this size or more, or else memory that was never used.
@@ -64,8 +64,8 @@ pub struct MemoryServerConfig {
     pub chunk_bytes: u64,
     /// Each subtree of this level lies entirely on one memory server.
     pub placement_level: u8,
-    /// How the region is allocated: [`Backing::Shared`] if other processes need to map it.
-    pub backing: Backing,
+    /// How the region is allocated: [`RegionBacking::Shared`] if other processes need to map it.
+    pub backing: RegionBacking,
 }
 
 impl Default for MemoryServerConfig {
@@ -74,7 +74,7 @@ impl Default for MemoryServerConfig {
             pool_bytes: 1 << 30,
             chunk_bytes: 1 << 20,
             placement_level: 3,
-            backing: Backing::default(),
+            backing: RegionBacking::default(),
         }
     }
 }
@@ -85,13 +85,13 @@ pub struct MemoryServer<L: Layout> {
     id: ServerId,
     region: Arc<Region>,
     chunks: Arc<ChunkAllocator>,
-    tree: Tree<L>,
-    share: OnceLock<Share<OwnedKey<L>>>,
+    tree: ServerTree<L>,
+    share: OnceLock<TreeShare<OwnedKey<L>>>,
     loads: Mutex<Loads<L>>,
-    owners: Owners,
+    owners: ClientRegistry,
     offloads: Offloads<L>,
-    merges: Merges,
-    directory: Directory,
+    merges: ServerCompactions,
+    directory: ShardDirectory,
     /// Nodes that clients have returned. As a set, it cannot outgrow the region.
     given_back: Mutex<BTreeSet<GlobalAddr>>,
     /// The latest chunks allocated. Without them, a client that gets no replies and repeats its
@@ -108,9 +108,9 @@ type LoadId = (u16, u64);
 
 /// The server's state of a bulk load.
 #[derive(Debug)]
-enum Load<L: Layout> {
+enum LoadState<L: Layout> {
     None,
-    Open(LoadId, Loader<L>),
+    Open(LoadId, TreeLoader<L>),
     /// A thread is publishing its tree.
     Ending(LoadId),
 }
@@ -119,7 +119,7 @@ enum Load<L: Layout> {
 /// again must not restart a closed load, and needs the load's outcome.
 #[derive(Debug)]
 struct Loads<L: Layout> {
-    now: Load<L>,
+    now: LoadState<L>,
     /// Whether the load was published.
     closed: VecDeque<(LoadId, bool)>,
 }
@@ -129,17 +129,17 @@ const CLOSED_LOADS: usize = 64;
 
 impl<L: Layout> Default for Loads<L> {
     fn default() -> Self {
-        Self { now: Load::None, closed: VecDeque::new() }
+        Self { now: LoadState::None, closed: VecDeque::new() }
     }
 }
 
 impl<L: Layout> Loads<L> {
     /// Takes this load if it is open, and leaves `then` in its place.
-    fn take(&mut self, id: LoadId, then: Load<L>) -> Result<Loader<L>, Refusal> {
+    fn take(&mut self, id: LoadId, then: LoadState<L>) -> Result<TreeLoader<L>, Refusal> {
         match std::mem::replace(&mut self.now, then) {
-            Load::Open(open, loader) if open == id => Ok(loader),
+            LoadState::Open(open, loader) if open == id => Ok(loader),
             other => {
-                let is_ending = matches!(other, Load::Ending(ending) if ending == id);
+                let is_ending = matches!(other, LoadState::Ending(ending) if ending == id);
                 self.now = other;
                 Err(if is_ending { Refusal::Contended } else { Refusal::NotLoading })
             }
@@ -147,13 +147,13 @@ impl<L: Layout> Loads<L> {
     }
 
     /// Closes the open load of a compute server, if there is one.
-    fn take_of(&mut self, compute_server: u16) -> Result<Option<Loader<L>>, Refusal> {
+    fn take_of(&mut self, compute_server: u16) -> Result<Option<TreeLoader<L>>, Refusal> {
         match self.now {
-            Load::Open(id, _) if id.0 == compute_server => {
+            LoadState::Open(id, _) if id.0 == compute_server => {
                 self.close(id, false);
-                self.take(id, Load::None).map(Some)
+                self.take(id, LoadState::None).map(Some)
             }
-            Load::Ending(id) if id.0 == compute_server => Err(Refusal::Contended),
+            LoadState::Ending(id) if id.0 == compute_server => Err(Refusal::Contended),
             _ => Ok(None),
         }
     }
@@ -188,8 +188,12 @@ impl<L: Layout> MemoryServer<L> {
         };
         superblock.write::<L>(region.words());
         let chunks = Arc::new(ChunkAllocator::new(id, region.bytes() as u64));
-        let tree =
-            Tree::new(id, Arc::clone(&region), Arc::clone(&chunks), config.chunk_bytes.max(1));
+        let tree = ServerTree::new(
+            id,
+            Arc::clone(&region),
+            Arc::clone(&chunks),
+            config.chunk_bytes.max(1),
+        );
         Ok(Self {
             id,
             region,
@@ -197,11 +201,11 @@ impl<L: Layout> MemoryServer<L> {
             tree,
             share: OnceLock::new(),
             loads: Mutex::new(Loads::default()),
-            owners: Owners::default(),
+            owners: ClientRegistry::default(),
             offloads: Offloads::default(),
             given_back: Mutex::new(BTreeSet::new()),
-            merges: Merges::default(),
-            directory: Directory::default(),
+            merges: ServerCompactions::default(),
+            directory: ShardDirectory::default(),
             latest_chunks: Mutex::default(),
             whole: Mutex::default(),
             claim: Mutex::new(()),
@@ -209,7 +213,7 @@ impl<L: Layout> MemoryServer<L> {
     }
 
     /// The server's own tree, for direct calls.
-    pub fn tree(&self) -> &Tree<L> {
+    pub fn tree(&self) -> &ServerTree<L> {
         &self.tree
     }
 
@@ -254,20 +258,20 @@ impl<L: Layout> MemoryServer<L> {
     #[inline]
     fn mine(&self, key: &L::Key) -> Result<(), Refusal> {
         let mine = match self.share.get().ok_or(Refusal::NoTree)? {
-            Share::Range { low, high } => {
+            TreeShare::Range { low, high } => {
                 key >= L::key(low) && high.as_ref().is_none_or(|high| key < L::key(high))
             }
-            Share::Hash { servers } => {
+            TreeShare::Hash { servers } => {
                 L::hash(key) % u64::from(*servers) == u64::from(self.id.number())
             }
         };
         if mine { Ok(()) } else { Err(Refusal::NotMine) }
     }
 
-    fn create(&self, share: Share<OwnedKey<L>>) -> Result<Reply<L>, Refusal> {
+    fn create(&self, share: TreeShare<OwnedKey<L>>) -> Result<Reply<L>, Refusal> {
         let sensible = match &share {
-            Share::Range { low, high } => high.as_ref().is_none_or(|high| low < high),
-            Share::Hash { servers } => *servers > self.id.number(),
+            TreeShare::Range { low, high } => high.as_ref().is_none_or(|high| low < high),
+            TreeShare::Hash { servers } => *servers > self.id.number(),
         };
         if !sensible {
             return Err(Refusal::Malformed);
@@ -339,7 +343,7 @@ impl<L: Layout> MemoryServer<L> {
         &self,
         bytes: u64,
         asked: Option<(u16, u64)>,
-        source: Source,
+        source: ChunkSource,
         list: impl FnOnce(GlobalAddr, u64),
     ) -> Result<(GlobalAddr, u64), Refusal> {
         let mut latest = lock(&self.latest_chunks);
@@ -349,13 +353,13 @@ impl<L: Layout> MemoryServer<L> {
         }
         let node_bytes = (L::page_words() as u64 * 8).next_multiple_of(NodeCarver::NODE_ALIGN);
         let chunk = match source {
-            Source::Unused => self.chunks.allocate_whole(bytes),
-            Source::Pieces { least } => lock(&self.whole)
+            ChunkSource::Unused => self.chunks.allocate_whole(bytes),
+            ChunkSource::Pieces { least } => lock(&self.whole)
                 .take(bytes.max(least), least)
                 .or_else(|| self.chunks.allocate_whole(bytes.max(least))),
             // Memory that was once a node stays a node, because clients may still CAS its word 0
             // (V3).
-            Source::Nodes => {
+            ChunkSource::Nodes => {
                 let given_back = lock(&self.given_back).pop_first();
                 given_back.map(|at| (at, node_bytes)).or_else(|| self.chunks.allocate(bytes))
             }
@@ -392,17 +396,17 @@ impl<L: Layout> MemoryServer<L> {
             return Err(Refusal::NotLoading); // late
         }
         match loads.now {
-            Load::Open(open, _) if open == id => return Ok(()), // repeated
-            Load::Open((compute_server, _), _) if compute_server != id.0 => {
+            LoadState::Open(open, _) if open == id => return Ok(()), // repeated
+            LoadState::Open((compute_server, _), _) if compute_server != id.0 => {
                 return Err(Refusal::Loading);
             }
-            Load::Ending(_) => return Err(Refusal::Loading),
-            Load::None | Load::Open(..) => {}
+            LoadState::Ending(_) => return Err(Refusal::Loading),
+            LoadState::None | LoadState::Open(..) => {}
         }
         if let Some(former) = loads.take_of(id.0)? {
             self.tree.load_abort(former);
         }
-        loads.now = Load::Open(id, self.tree.load_begin(fill_permille)?);
+        loads.now = LoadState::Open(id, self.tree.load_begin(fill_permille)?);
         Ok(())
     }
 
@@ -415,10 +419,10 @@ impl<L: Layout> MemoryServer<L> {
             self.mine(L::key(key))?;
         }
         let mut loads = lock(&self.loads);
-        let mut loader = loads.take(id, Load::None)?;
+        let mut loader = loads.take(id, LoadState::None)?;
         match self.tree.load_append(&mut loader, records) {
             Ok(()) => {
-                loads.now = Load::Open(id, loader);
+                loads.now = LoadState::Open(id, loader);
                 Ok(Reply::Done)
             }
             Err(refusal) => {
@@ -477,7 +481,7 @@ impl<L: Layout> MemoryServer<L> {
                     if loads.was_published(id) == Some(true) {
                         return Ok(Reply::Done); // repeated
                     }
-                    loads.take(id, Load::Ending(id))
+                    loads.take(id, LoadState::Ending(id))
                 };
                 let mut loader = taken?;
                 let ended = self.tree.load_end(cpu, &mut loader).await;
@@ -486,15 +490,15 @@ impl<L: Layout> MemoryServer<L> {
                 loads.now = match ended {
                     Ok(()) => {
                         loads.close(id, true);
-                        Load::None
+                        LoadState::None
                     }
-                    Err(_) => Load::Open(id, loader),
+                    Err(_) => LoadState::Open(id, loader),
                 };
                 ended?;
             }
             TreeRequest::LoadAbort { load } => {
                 let (id, mut loads) = ((client, load), lock(&self.loads));
-                match loads.take(id, Load::None) {
+                match loads.take(id, LoadState::None) {
                     Ok(loader) => self.tree.load_abort(loader),
                     Err(Refusal::NotLoading) => {}
                     Err(refusal) => return Err(refusal),
@@ -524,18 +528,18 @@ impl<L: Layout> MemoryServer<L> {
             PoolRequest::AllocateChunk { bytes, token } => {
                 let once = !cpu.breaks(rules::CHUNKS_ONCE);
                 let asked = once.then_some((client, token));
-                let (at, bytes) = self.allocate(bytes, asked, Source::Nodes, |_, _| {})?;
+                let (at, bytes) = self.allocate(bytes, asked, ChunkSource::Nodes, |_, _| {})?;
                 Ok(Reply::Chunk { at, bytes })
             }
             PoolRequest::AllocateWhole { bytes, least, token } => {
                 let list = |at, bytes| lock(&self.whole).add(client, at, bytes);
-                let source = Source::Pieces { least };
+                let source = ChunkSource::Pieces { least };
                 let (at, bytes) = self.allocate(bytes, Some((client, token)), source, list)?;
                 Ok(Reply::Chunk { at, bytes })
             }
             PoolRequest::AllocateUnused { bytes, token } => {
                 let asked = Some((client, token));
-                let (at, bytes) = self.allocate(bytes, asked, Source::Unused, |_, _| {})?;
+                let (at, bytes) = self.allocate(bytes, asked, ChunkSource::Unused, |_, _| {})?;
                 Ok(Reply::Chunk { at, bytes })
             }
             PoolRequest::Lease { owner, term_ms, bytes, token } => {
@@ -543,7 +547,7 @@ impl<L: Layout> MemoryServer<L> {
                 let list = |at, bytes| {
                     lock(&self.whole).lease((owner, client, term_ms), (at, bytes));
                 };
-                let source = Source::Pieces { least: bytes };
+                let source = ChunkSource::Pieces { least: bytes };
                 let (at, bytes) = self.allocate(bytes, Some((client, token)), source, list)?;
                 Ok(Reply::Chunk { at, bytes })
             }
@@ -592,7 +596,7 @@ impl<L: Layout> MemoryServer<L> {
         self.check_lsm()?;
         // The directory lists the chunk, even if it was allocated before.
         let allocate = |bytes, least, token| {
-            self.allocate(bytes, Some((client, token)), Source::Pieces { least }, |_, _| {})
+            self.allocate(bytes, Some((client, token)), ChunkSource::Pieces { least }, |_, _| {})
         };
         self.directory.answer(cpu, self.id, client, request, allocate)
     }
@@ -603,7 +607,7 @@ impl<L: Layout> MemoryServer<L> {
         request: MergeRequest,
     ) -> Result<Reply<L>, Refusal> {
         self.check_lsm()?;
-        let memory = Memory { region: &self.region, chunks: &self.chunks };
+        let memory = JobMemory { region: &self.region, chunks: &self.chunks };
         match request {
             MergeRequest::Begin { owner, job, words } => {
                 self.merges.begin(memory, (owner, job), &words)?;
@@ -611,7 +615,7 @@ impl<L: Layout> MemoryServer<L> {
             }
             MergeRequest::Step { owner, job, step } => {
                 let stepped = self.merges.step(cpu, memory, (owner, job), step).await?;
-                let Stepped { done, outputs } = stepped;
+                let StepOutcome { done, outputs } = stepped;
                 Ok(Reply::Merged { done, outputs })
             }
             MergeRequest::Close { owner, job } => {
@@ -644,7 +648,7 @@ impl<L: Layout> MemoryServer<L> {
                 Reply::Owners(self.owners.dead_of(compute_server, DEAD_OWNERS))
             }
             OwnerRequest::OwnerState { owner } => {
-                let Owner { compute_server, dead, fenced } = self.owners.state(owner)?;
+                let RegisteredClient { compute_server, dead, fenced } = self.owners.state(owner)?;
                 Reply::Owner { owner, compute_server, dead, fenced }
             }
         })
@@ -661,7 +665,7 @@ impl<L: Layout> MemoryServer<L> {
                 self.offloads.edit(cpu, page_at, (node, level), edit.as_ref(), ticket).await
             }
             OffloadRequest::Scan { node, level, lower, upper, reverse, limit } => {
-                let stretch = Stretch { lower, upper, reverse, limit };
+                let stretch = ScanBounds { lower, upper, reverse, limit };
                 Offloads::scan(cpu, page_at, (node, level), stretch).await
             }
             OffloadRequest::CloseTicket { ticket } => Ok(self.offloads.close(ticket)),

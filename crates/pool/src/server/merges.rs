@@ -2,7 +2,7 @@
 //! (Wang et al., *dLSM*, section V-A).
 //!
 //! The compute server names the tables, and lends the extents that the outputs go to. The merge
-//! itself is [`farleaf_page::table::Merge`], the code that compute servers run.
+//! itself is [`farleaf_page::table::Compaction`], the code that compute servers run.
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.J1. A job merges only tables whose footers are where it says, and reads and writes only
@@ -21,8 +21,9 @@ use farleaf_fabric::{Cpu, Region, Work};
 use farleaf_page::NodeCarver;
 use farleaf_page::rules;
 use farleaf_page::table::{
-    Below, Builder, Clip, ExtentRun, FOOTER_WORDS, Finishing, Footer, IndexKind, JobTable, Merge,
-    MergeError, MergeJob, MergeOptions, Meta, Progress,
+    Clip, Compaction, CompactionOrder, CompactionProgress, ExtentRun, FOOTER_WORDS, Finishing,
+    IndexKind, JobTable, LowerLevels, MergeError, MergeOptions, SsTableBuilder, SsTableFooter,
+    SsTableMeta,
 };
 use std::collections::BTreeMap;
 
@@ -33,30 +34,30 @@ const FEED_WORDS: u32 = 1 << 12;
 /// Keys of a new index that a step goes on with.
 const STEP_KEYS: usize = 1 << 14;
 /// Jobs at a time.
-const MOST_JOBS: usize = 16;
+const MAX_JOBS: usize = 16;
 /// Shards whose latest jobs are remembered.
-const MOST_OWNERS: usize = 64;
+const MAX_OWNERS: usize = 64;
 
 /// The merges of a memory server.
 #[derive(Debug, Default)]
-pub(super) struct Merges {
-    owners: Mutex<BTreeMap<u64, Owner>>,
+pub(super) struct ServerCompactions {
+    owners: Mutex<BTreeMap<u64, ShardCompactions>>,
 }
 
 /// What the server knows of the merges of a shard.
 #[derive(Debug, Default)]
-struct Owner {
+struct ShardCompactions {
     /// Jobs up to this number are closed.
     closed: u64,
-    lanes: BTreeMap<u8, Lane>,
+    lanes: BTreeMap<u8, JobLane>,
 }
 
 /// Jobs of a shard that follow one another. Those of different lanes run at the same time.
 #[derive(Debug, Default)]
-struct Lane {
+struct JobLane {
     /// Jobs of the lane up to this number are closed.
     closed: u64,
-    open: Option<(u64, Slot)>,
+    open: Option<(u64, JobSlot)>,
 }
 
 /// The lane of a job: 8 bits above its number in the lane.
@@ -69,33 +70,33 @@ fn ends_epoch(job: u64) -> bool {
     job.is_multiple_of(1 << EPOCH_JOBS_LOG2)
 }
 
-impl Owner {
-    fn lane(&mut self, job: u64) -> Option<&mut Lane> {
+impl ShardCompactions {
+    fn lane(&mut self, job: u64) -> Option<&mut JobLane> {
         self.lanes.get_mut(&lane_of(job))
     }
 }
 
 #[derive(Debug)]
-enum Slot {
-    Idle(Box<Job>),
+enum JobSlot {
+    Idle(Box<CompactionJob>),
     /// A thread makes a step.
     Busy,
 }
 
 /// A table that is fed to a merge, and how far.
 #[derive(Debug)]
-struct Source {
+struct JobSource {
     /// The next one is the last of the list.
     tables: Vec<JobTable>,
     now: Option<(JobTable, u32)>,
 }
 
 #[derive(Debug)]
-struct Job {
-    description: MergeJob,
-    merge: Merge,
-    sources: Vec<Source>,
-    builder: Builder,
+struct CompactionJob {
+    description: CompactionOrder,
+    merge: Compaction,
+    sources: Vec<JobSource>,
+    builder: SsTableBuilder,
     /// The index of the output is being written, after which the merge has ended or not.
     finishing: Option<(Finishing, bool)>,
     /// Words of the output that are not in its extents yet. All, while its index is written.
@@ -107,12 +108,12 @@ struct Job {
     extent: u32,
     /// The latest step and its reply.
     step: u32,
-    reply: Result<Stepped, Refusal>,
+    reply: Result<StepOutcome, Refusal>,
 }
 
 /// What a step has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stepped {
+pub(super) struct StepOutcome {
     /// All is merged.
     pub(super) done: bool,
     /// The descriptions of the outputs that the step has ended, with extents as places in the
@@ -122,12 +123,12 @@ pub(super) struct Stepped {
 
 /// The memory that jobs read and write.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Memory<'s> {
+pub(super) struct JobMemory<'s> {
     pub(super) region: &'s Region,
     pub(super) chunks: &'s ChunkAllocator,
 }
 
-impl Memory<'_> {
+impl JobMemory<'_> {
     /// Whether these words are all in memory that was allocated.
     fn has(&self, at: u64, words: u64) -> bool {
         let end = words.checked_mul(8).and_then(|bytes| at.checked_add(bytes));
@@ -165,22 +166,22 @@ impl Memory<'_> {
         let Some(all) = all.and_then(|all| u32::try_from(all).ok()) else { return false };
         let Some(start) = all.checked_sub(FOOTER_WORDS as u32) else { return false };
         let footer = self.words(table, start, all);
-        let footer = footer.and_then(|words| Footer::decode(&words, table.id).ok());
+        let footer = footer.and_then(|words| SsTableFooter::decode(&words, table.id).ok());
         footer.is_some_and(|footer| {
             footer.data_words == table.data_words && footer.table_words() == all
         })
     }
 }
 
-impl Merges {
+impl ServerCompactions {
     /// Begins a job, unless it was begun before.
     pub(super) fn begin(
         &self,
-        memory: Memory<'_>,
+        memory: JobMemory<'_>,
         (owner, job): (u64, u64),
         words: &[u64],
     ) -> Result<(), Refusal> {
-        let description = MergeJob::decode(words).ok_or(Refusal::Malformed)?;
+        let description = CompactionOrder::decode(words).ok_or(Refusal::Malformed)?;
         let extent_words = u64::from(description.extent_words);
         if !description.extents.iter().all(|&at| memory.has(at, extent_words)) {
             return Err(Refusal::Malformed);
@@ -199,11 +200,11 @@ impl Merges {
         let lane = known.and_then(|known| known.lanes.get(&lane_of(job)));
         match lane.and_then(|lane| lane.open.as_ref()) {
             // A request of another process under this name must not get this one's job.
-            Some((number, Slot::Idle(begun))) if *number == job => {
+            Some((number, JobSlot::Idle(begun))) if *number == job => {
                 let is_same = begun.description == description;
                 return if is_same { Ok(()) } else { Err(Refusal::TooManyMerges) };
             }
-            Some((number, Slot::Busy)) if *number == job => return Err(Refusal::Contended),
+            Some((number, JobSlot::Busy)) if *number == job => return Err(Refusal::Contended),
             Some(_) => return Err(Refusal::TooManyMerges),
             None => {}
         }
@@ -211,13 +212,13 @@ impl Merges {
         if job <= closed {
             return Err(Refusal::NoSuchJob);
         }
-        if open == MOST_JOBS || (known.is_none() && owners.len() == MOST_OWNERS) {
+        if open == MAX_JOBS || (known.is_none() && owners.len() == MAX_OWNERS) {
             return Err(Refusal::TooManyMerges);
         }
         // Only now: a refused request changes nothing (M2 of `memory_server.rs`).
-        let begun = Box::new(Job::new(description));
+        let begun = Box::new(CompactionJob::new(description));
         let lanes = &mut owners.entry(owner).or_default().lanes;
-        lanes.entry(lane_of(job)).or_default().open = Some((job, Slot::Idle(begun)));
+        lanes.entry(lane_of(job)).or_default().open = Some((job, JobSlot::Idle(begun)));
         Ok(())
     }
 
@@ -225,10 +226,10 @@ impl Merges {
     pub(super) async fn step<C: Cpu>(
         &self,
         cpu: &C,
-        memory: Memory<'_>,
+        memory: JobMemory<'_>,
         id: (u64, u64),
         step: u32,
-    ) -> Result<Stepped, Refusal> {
+    ) -> Result<StepOutcome, Refusal> {
         let mut taken = self.take(id)?;
         let Some(job) = &mut taken.job else { return Err(Refusal::NoSuchJob) };
         let before = job.merge.counts();
@@ -259,24 +260,26 @@ impl Merges {
     }
 
     /// Takes a job for a step.
-    fn take(&self, (owner, number): (u64, u64)) -> Result<Taken<'_>, Refusal> {
+    fn take(&self, (owner, number): (u64, u64)) -> Result<TakenJob<'_>, Refusal> {
         let mut owners = lock(&self.owners);
         let lane = owners.get_mut(&owner).and_then(|owner| owner.lane(number));
         let open = lane.and_then(|lane| lane.open.as_mut());
         let (_, slot) = open.filter(|(open, _)| *open == number).ok_or(Refusal::NoSuchJob)?;
-        match std::mem::replace(slot, Slot::Busy) {
-            Slot::Idle(job) => Ok(Taken { merges: self, id: (owner, number), job: Some(job) }),
-            Slot::Busy => Err(Refusal::Contended),
+        match std::mem::replace(slot, JobSlot::Busy) {
+            JobSlot::Idle(job) => {
+                Ok(TakenJob { merges: self, id: (owner, number), job: Some(job) })
+            }
+            JobSlot::Busy => Err(Refusal::Contended),
         }
     }
 
     /// Puts a job back after a step, or ends it.
-    fn put_back(&self, (owner, number): (u64, u64), job: Option<Box<Job>>) {
+    fn put_back(&self, (owner, number): (u64, u64), job: Option<Box<CompactionJob>>) {
         let mut owners = lock(&self.owners);
         let lane = owners.get_mut(&owner).and_then(|owner| owner.lane(number));
         let Some(lane) = lane else { return };
         if lane.open.as_ref().is_some_and(|(open, _)| *open == number) {
-            lane.open = job.map(|job| (number, Slot::Idle(job)));
+            lane.open = job.map(|job| (number, JobSlot::Idle(job)));
             if lane.open.is_none() {
                 lane.closed = lane.closed.max(number);
             }
@@ -287,14 +290,13 @@ impl Merges {
     /// those of an epoch, and keeps them from beginning later (J3).
     pub(super) fn close(&self, (owner, job): (u64, u64)) -> Result<(), Refusal> {
         let mut owners = lock(&self.owners);
-        if !owners.contains_key(&owner) && owners.len() == MOST_OWNERS {
+        if !owners.contains_key(&owner) && owners.len() == MAX_OWNERS {
             // Shards are never forgotten, so none of this one's requests will begin a job.
             return Ok(());
         }
         let state = owners.entry(owner).or_default();
         if ends_epoch(job) {
-            let is_busy =
-                |lane: &Lane| matches!(&lane.open, Some((number, Slot::Busy)) if *number <= job);
+            let is_busy = |lane: &JobLane| matches!(&lane.open, Some((number, JobSlot::Busy)) if *number <= job);
             if state.lanes.values().any(is_busy) {
                 return Err(Refusal::Contended); // its step may write
             }
@@ -307,8 +309,8 @@ impl Merges {
         }
         let lane = state.lanes.entry(lane_of(job)).or_default();
         match &lane.open {
-            Some((number, Slot::Busy)) if *number <= job => return Err(Refusal::Contended),
-            Some((number, Slot::Idle(_))) if *number <= job => lane.open = None,
+            Some((number, JobSlot::Busy)) if *number <= job => return Err(Refusal::Contended),
+            Some((number, JobSlot::Idle(_))) if *number <= job => lane.open = None,
             _ => {}
         }
         lane.closed = lane.closed.max(job);
@@ -319,89 +321,89 @@ impl Merges {
 /// A job that a step has for itself. Dropping it puts it back; after a panic half-way through the
 /// step, the job has ended.
 #[derive(Debug)]
-struct Taken<'m> {
-    merges: &'m Merges,
+struct TakenJob<'m> {
+    merges: &'m ServerCompactions,
     id: (u64, u64),
-    job: Option<Box<Job>>,
+    job: Option<Box<CompactionJob>>,
 }
 
-impl Drop for Taken<'_> {
+impl Drop for TakenJob<'_> {
     fn drop(&mut self) {
         let job = self.job.take().filter(|_| !std::thread::panicking());
         self.merges.put_back(self.id, job);
     }
 }
 
-impl Job {
-    fn new(description: MergeJob) -> Self {
+impl CompactionJob {
+    fn new(description: CompactionOrder) -> Self {
         let options = MergeOptions {
             range: description.range.clone(),
             snapshots: description.snapshots.clone(),
-            below: Below::tables(description.below.clone()),
+            below: LowerLevels::tables(description.below.clone()),
             cuts: Vec::new(),
             table_words: description.table_words,
         };
-        let source = |tables: &Vec<JobTable>| Source {
+        let source = |tables: &Vec<JobTable>| JobSource {
             tables: tables.iter().rev().cloned().collect(),
             now: None,
         };
         Self {
-            merge: Merge::new(description.sources.len(), options),
+            merge: Compaction::new(description.sources.len(), options),
             sources: description.sources.iter().map(source).collect(),
-            builder: Builder::new(description.first_output, 0, description.index),
+            builder: SsTableBuilder::new(description.first_output, 0, description.index),
             finishing: None,
             out: Vec::new(),
             written: 0,
             outputs: 0,
             extent: 0,
             step: 0,
-            reply: Ok(Stepped { done: false, outputs: Vec::new() }),
+            reply: Ok(StepOutcome { done: false, outputs: Vec::new() }),
             description,
         }
     }
 
     /// Merges until the step's input is used up.
-    fn advance(&mut self, memory: Memory<'_>) -> Result<Stepped, Refusal> {
+    fn advance(&mut self, memory: JobMemory<'_>) -> Result<StepOutcome, Refusal> {
         let (mut fed, mut outputs) = (0, Vec::new());
         loop {
             if let Some((finishing, is_last)) = &mut self.finishing {
                 let is_last = *is_last;
                 let Some(meta) = finishing.step(STEP_KEYS, &mut self.out) else {
-                    return Ok(Stepped { done: false, outputs });
+                    return Ok(StepOutcome { done: false, outputs });
                 };
                 if let Some(meta) = meta {
                     self.end_output(memory, meta, &mut outputs)?;
                 }
                 self.finishing = None;
                 if is_last {
-                    return Ok(Stepped { done: true, outputs });
+                    return Ok(StepOutcome { done: true, outputs });
                 }
                 continue;
             }
             let progress = self.merge.step(STEP_WORDS, &mut self.builder, &mut self.out);
             match progress.map_err(refusal_of)? {
-                Progress::Spent => self.write(memory)?,
-                Progress::NeedsInput(_) if fed >= STEP_WORDS => {
+                CompactionProgress::Spent => self.write(memory)?,
+                CompactionProgress::NeedsInput(_) if fed >= STEP_WORDS => {
                     self.write(memory)?;
-                    return Ok(Stepped { done: false, outputs });
+                    return Ok(StepOutcome { done: false, outputs });
                 }
-                Progress::NeedsInput(source) => {
+                CompactionProgress::NeedsInput(source) => {
                     fed += self.feed(memory, source, STEP_WORDS - fed)?;
                 }
                 progress => {
                     self.write(memory)?;
                     let id = self.description.first_output + u64::from(self.outputs) + 1;
-                    let next = Builder::new(id, 0, self.description.index);
+                    let next = SsTableBuilder::new(id, 0, self.description.index);
                     let full = std::mem::replace(&mut self.builder, next);
                     let finishing = full.finishing(self.description.level);
-                    self.finishing = Some((finishing, progress == Progress::Done));
+                    self.finishing = Some((finishing, progress == CompactionProgress::Done));
                 }
             }
         }
     }
 
     /// Gives a source its next words, at most `most`. Returns how many.
-    fn feed(&mut self, memory: Memory<'_>, source: usize, most: u64) -> Result<u64, Refusal> {
+    fn feed(&mut self, memory: JobMemory<'_>, source: usize, most: u64) -> Result<u64, Refusal> {
         let input = &mut self.sources[source];
         if input.now.is_none() {
             let Some(table) = input.tables.pop() else {
@@ -424,7 +426,7 @@ impl Job {
     }
 
     /// Writes the words of the output that are there into its extents.
-    fn write(&mut self, memory: Memory<'_>) -> Result<(), Refusal> {
+    fn write(&mut self, memory: JobMemory<'_>) -> Result<(), Refusal> {
         let each = self.description.extent_words;
         let mut rest = &self.out[..];
         while !rest.is_empty() {
@@ -445,8 +447,8 @@ impl Job {
     /// Writes the index of an output, and describes it.
     fn end_output(
         &mut self,
-        memory: Memory<'_>,
-        mut meta: Meta,
+        memory: JobMemory<'_>,
+        mut meta: SsTableMeta,
         outputs: &mut Vec<u64>,
     ) -> Result<(), Refusal> {
         if self.outputs == self.description.outputs {

@@ -19,4 +19,4 @@ pub use chunks::ChunkAllocator;
 pub use epoch::{EpochGuard, Epochs};
 pub use memory_server::{MemoryServer, MemoryServerConfig};
 pub use nodes::NodePool;
-pub use owners::Owners;
+pub use owners::ClientRegistry;

@@ -14,11 +14,11 @@ use farleaf_page::NodeCarver;
 pub struct NodePool {
     chunks: Arc<ChunkAllocator>,
     chunk_bytes: u64,
-    inner: Mutex<Inner>,
+    inner: Mutex<NodePoolInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct NodePoolInner {
     carver: NodeCarver,
     in_use: u64,
 }
@@ -27,7 +27,7 @@ impl NodePool {
     /// Creates a pool of nodes of `page_bytes` bytes, which allocates chunks of `chunk_bytes` as
     /// needed.
     pub fn new(chunks: Arc<ChunkAllocator>, page_bytes: usize, chunk_bytes: u64) -> Self {
-        let inner = Inner { carver: NodeCarver::new(page_bytes), in_use: 0 };
+        let inner = NodePoolInner { carver: NodeCarver::new(page_bytes), in_use: 0 };
         Self { chunks, chunk_bytes, inner: Mutex::new(inner) }
     }
 

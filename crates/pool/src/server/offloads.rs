@@ -14,38 +14,38 @@
 //!
 //! *Thread safety*: any number of threads; changes of leaves are serialized.
 
-use crate::wire::{RecordRoom, Refusal, Reply, SCAN_REPLY_RECORDS, Ticket};
+use crate::wire::{OffloadTicket, RecordRoom, Refusal, Reply, SCAN_REPLY_RECORDS};
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 use farleaf_page::rules;
 use farleaf_page::{
-    Answer, FencePosition, Layout, LeafEdit, LeafOutcome, OwnedKey, OwnedValue, Page, Probe,
+    EditAnswer, FencePosition, Layout, LeafEdit, LeafOutcome, OwnedKey, OwnedValue, Page, Probe,
     ScanWindow, clipped, narrowed, slot_range,
 };
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
 /// Maximum number of attempts to read a leaf that other operations keep changing.
-const MOST_READS: u32 = 1024;
+const MAX_READS: u32 = 1024;
 
 /// The outcome of the latest ticket of a slot.
 #[derive(Debug)]
-struct Last<V> {
+struct LatestOutcome<V> {
     number: u32,
     /// The reply, if the change was made before the ticket was closed.
-    done: Option<(Option<GlobalAddr>, Answer<V>)>,
+    done: Option<(Option<GlobalAddr>, EditAnswer<V>)>,
 }
 
 /// A leaf, with the range of keys that the path to it covers. The leaf may also hold other keys
 /// (D7).
-struct Found<'a, L: Layout> {
+struct FoundLeaf<'a, L: Layout> {
     at: GlobalAddr,
     page: Page<'a, L>,
     keys: (OwnedKey<L>, Option<OwnedKey<L>>),
 }
 
 /// By client and slot.
-type Tickets<V> = BTreeMap<(u16, u8), Last<V>>;
+type Tickets<V> = BTreeMap<(u16, u8), LatestOutcome<V>>;
 
 /// The tickets that this server has seen: one entry for each slot of each client.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl<L: Layout> Default for Offloads<L> {
 
 /// The bounds of a scan below a node.
 #[derive(Debug)]
-pub(super) struct Stretch<K> {
+pub(super) struct ScanBounds<K> {
     pub(super) lower: Bound<K>,
     pub(super) upper: Bound<K>,
     pub(super) reverse: bool,
@@ -76,7 +76,7 @@ impl<L: Layout> Offloads<L> {
         node: GlobalAddr,
         level: u8,
         probe: Probe<'_, L::Key>,
-    ) -> Result<Found<'a, L>, Refusal> {
+    ) -> Result<FoundLeaf<'a, L>, Refusal> {
         let (mut at, mut level) = (node, level);
         let mut keys = None;
         loop {
@@ -93,7 +93,7 @@ impl<L: Layout> Offloads<L> {
             // keys.
             let led = keys.map_or(fences.clone(), |keys| narrowed(keys, fences));
             if level == 0 {
-                return Ok(Found { at, page, keys: led });
+                return Ok(FoundLeaf { at, page, keys: led });
             }
             let slot = L::inner_slot(page, probe);
             keys = Some(narrowed(led, slot_range(page, slot)));
@@ -109,7 +109,7 @@ impl<L: Layout> Offloads<L> {
         page: Page<'_, L>,
         mut read: impl FnMut() -> T,
     ) -> Result<T, Refusal> {
-        for attempt in 0..MOST_READS {
+        for attempt in 0..MAX_READS {
             if let Some(version) = page.latch().optimistic() {
                 let value = read();
                 if page.latch().validate(version) {
@@ -128,10 +128,10 @@ impl<L: Layout> Offloads<L> {
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
         (node, level): (GlobalAddr, u8),
         edit: LeafEdit<&L::Key, &L::Value>,
-        ticket: Option<Ticket>,
+        ticket: Option<OffloadTicket>,
     ) -> Result<Reply<L>, Refusal> {
         let found = Self::leaf(cpu, page_at, node, level, Probe::At(edit.key)).await?;
-        let Found { at, page, keys } = found;
+        let FoundLeaf { at, page, keys } = found;
         if !edit.changes() {
             let look = || page.stamp_fits().then(|| edit.apply(page));
             return match Self::read(cpu, page, look).await? {
@@ -171,17 +171,17 @@ impl<L: Layout> Offloads<L> {
             LeafOutcome::Full => return Err(Refusal::Restructures), // offloads.W3
         };
         let done = Some((leaf, answer.clone()));
-        tickets.insert(ticket.place(), Last { number: ticket.number, done });
+        tickets.insert(ticket.place(), LatestOutcome { number: ticket.number, done });
         Ok(Reply::Offloaded { leaf, answer })
     }
 
     /// Closes a ticket: no change is made under it from now on. Returns the reply of the change
     /// that was made under it, if any.
-    pub(super) fn close(&self, ticket: Ticket) -> Reply<L> {
+    pub(super) fn close(&self, ticket: OffloadTicket) -> Reply<L> {
         let mut tickets = lock(&self.tickets);
-        let last = tickets.entry(ticket.place()).or_insert(Last { number: 0, done: None });
+        let last = tickets.entry(ticket.place()).or_insert(LatestOutcome { number: 0, done: None });
         if last.number < ticket.number {
-            *last = Last { number: ticket.number, done: None };
+            *last = LatestOutcome { number: ticket.number, done: None };
         }
         match &last.done {
             Some((leaf, answer)) if last.number == ticket.number => {
@@ -197,9 +197,9 @@ impl<L: Layout> Offloads<L> {
         cpu: &C,
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
         (node, level): (GlobalAddr, u8),
-        stretch: Stretch<OwnedKey<L>>,
+        stretch: ScanBounds<OwnedKey<L>>,
     ) -> Result<Reply<L>, Refusal> {
-        let Stretch { lower, upper, reverse, limit } = stretch;
+        let ScanBounds { lower, upper, reverse, limit } = stretch;
         let limit = (limit as usize).min(SCAN_REPLY_RECORDS);
         let top = page_at(node).ok_or(Refusal::NotHere)?;
         let (low, high) = (L::low(top), L::high(top));
@@ -225,7 +225,8 @@ impl<L: Layout> Offloads<L> {
                 Bound::Excluded(key) => Probe::Before(key),
                 Bound::Unbounded => Probe::Last,
             };
-            let Found { page, keys, .. } = Self::leaf(cpu, &page_at, node, level, probe).await?;
+            let FoundLeaf { page, keys, .. } =
+                Self::leaf(cpu, &page_at, node, level, probe).await?;
             let had = records.len();
             // Records outside the range of the path to the leaf do not count (D7).
             let wanted = (lower.as_ref().map(L::key), upper.as_ref().map(L::key));

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// One registered client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct RegisteredClient {
     /// The compute server that it runs on.
     pub compute_server: u16,
     /// Whether it has been declared dead.
@@ -33,9 +33,9 @@ pub struct Owner {
 }
 
 #[derive(Debug, Default)]
-struct Registered {
+struct ClientRegistration {
     /// By number, from 1; `None` while no client has the number.
-    owners: Vec<Option<Owner>>,
+    owners: Vec<Option<RegisteredClient>>,
     /// Compute servers that were declared dead and may still be running. They must not register
     /// clients: recovery fences the compute server, so a new client's locks would never be
     /// released.
@@ -46,12 +46,12 @@ struct Registered {
 
 /// The clients that one memory server knows.
 #[derive(Debug, Default)]
-pub struct Owners {
-    registered: Mutex<Registered>,
+pub struct ClientRegistry {
+    registered: Mutex<ClientRegistration>,
     logs: Mutex<BTreeMap<u16, (GlobalAddr, u64)>>,
 }
 
-impl Owners {
+impl ClientRegistry {
     /// Registers a new client and returns its number.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Owners {
         if registered.buried.contains(&compute_server) {
             return Err(Refusal::DeclaredDead);
         }
-        let owner = Some(Owner { compute_server, dead: false, fenced: false });
+        let owner = Some(RegisteredClient { compute_server, dead: false, fenced: false });
         if let Some(number) = registered.free.pop_front() {
             registered.owners[usize::from(number) - 1] = owner;
             return Ok(number);
@@ -91,7 +91,7 @@ impl Owners {
     ///
     /// # Errors
     /// [`Refusal::NoSuchOwner`] if no client has the number.
-    pub fn state(&self, owner: u16) -> Result<Owner, Refusal> {
+    pub fn state(&self, owner: u16) -> Result<RegisteredClient, Refusal> {
         let place = usize::from(owner).checked_sub(1).ok_or(Refusal::NoSuchOwner)?;
         let registered = lock(&self.registered);
         registered.owners.get(place).copied().flatten().ok_or(Refusal::NoSuchOwner)
@@ -115,7 +115,8 @@ impl Owners {
     /// The dead clients of a compute server, latest first, at most `most`.
     pub fn dead_of(&self, compute_server: u16, most: usize) -> Vec<u16> {
         let registered = lock(&self.registered);
-        let is_dead = |owner: &Owner| owner.dead && owner.compute_server == compute_server;
+        let is_dead =
+            |owner: &RegisteredClient| owner.dead && owner.compute_server == compute_server;
         let owners = registered.owners.iter().enumerate().rev();
         let dead = owners.filter(|(_, owner)| owner.as_ref().is_some_and(is_dead));
         dead.map(|(place, _)| place as u16 + 1).take(most).collect()
@@ -154,7 +155,7 @@ mod tests {
 
     #[test]
     fn the_dead_stay_dead_and_logs_stay_where_they_are() {
-        let owners = Owners::default();
+        let owners = ClientRegistry::default();
         let chunks = ChunkAllocator::new(ServerId::new(0), 8192);
         let (first, second) = (owners.register(4).unwrap(), owners.register(5).unwrap());
         owners.declare_dead(4, false);
@@ -196,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_full_table_says_so_until_a_client_retires() {
-        let owners = Owners::default();
+        let owners = ClientRegistry::default();
         for number in 1..=LockWord::OWNER_LIMIT {
             assert_eq!(owners.register(3), Ok(number));
         }

@@ -10,7 +10,7 @@
 //!
 //! *Thread safety*: belongs to its owner, which has a lock.
 
-use crate::wire::{LeaseState, MOST_LEASES, Refusal};
+use crate::wire::{LeaseState, MAX_LEASES, Refusal};
 use farleaf_fabric::GlobalAddr;
 use farleaf_page::NodeCarver;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,13 +21,13 @@ pub(super) struct WholeChunks {
     /// Sizes by address, by compute server.
     listed: BTreeMap<u16, BTreeMap<GlobalAddr, u64>>,
     /// By owner.
-    leases: BTreeMap<u64, Lease>,
+    leases: BTreeMap<u64, ChunkLease>,
     free: FreePieces,
 }
 
 /// Chunks that come back all together, when their owner has ended.
 #[derive(Debug)]
-struct Lease {
+struct ChunkLease {
     /// Those that the owner's process has asked by.
     compute_servers: BTreeSet<u16>,
     term_ms: u32,
@@ -101,7 +101,7 @@ impl WholeChunks {
         let lease = self.leases.get(&owner);
         let is_known = lease.is_some_and(|lease| lease.compute_servers.contains(&compute_server));
         let listed: usize = self.leases.values().map(|lease| lease.compute_servers.len()).sum();
-        if is_known || listed < MOST_LEASES { Ok(()) } else { Err(Refusal::TooManyLeases) }
+        if is_known || listed < MAX_LEASES { Ok(()) } else { Err(Refusal::TooManyLeases) }
     }
 
     /// Adds a chunk to the lease of `owner`, which renews it.
@@ -110,8 +110,12 @@ impl WholeChunks {
         (owner, compute_server, term_ms): (u64, u16, u32),
         chunk: (GlobalAddr, u64),
     ) {
-        let begin =
-            || Lease { compute_servers: BTreeSet::new(), term_ms, renewals: 0, chunks: Vec::new() };
+        let begin = || ChunkLease {
+            compute_servers: BTreeSet::new(),
+            term_ms,
+            renewals: 0,
+            chunks: Vec::new(),
+        };
         let lease = self.leases.entry(owner).or_insert_with(begin);
         lease.compute_servers.insert(compute_server);
         lease.renewals += 1;
@@ -171,12 +175,13 @@ impl WholeChunks {
     #[must_use]
     pub(super) fn give_back(&mut self, compute_server: u16, pieces: &[(GlobalAddr, u64)]) -> bool {
         let Some(chunks) = self.listed.get_mut(&compute_server) else { return pieces.is_empty() };
-        if !pieces.iter().all(|(at, bytes)| Part::of(chunks, *at, *bytes).is_some()) {
+        if !pieces.iter().all(|(at, bytes)| PiecePlace::of(chunks, *at, *bytes).is_some()) {
             return false;
         }
         for &(at, bytes) in pieces {
             // `None` if another one of these pieces has a part of it.
-            let Some(Part { start, before, behind }) = Part::of(chunks, at, bytes) else {
+            let Some(PiecePlace { start, before, behind }) = PiecePlace::of(chunks, at, bytes)
+            else {
                 continue;
             };
             chunks.remove(&start);
@@ -193,7 +198,7 @@ impl WholeChunks {
 }
 
 /// Where a piece is in its chunk.
-struct Part {
+struct PiecePlace {
     /// The chunk.
     start: GlobalAddr,
     /// Bytes of the chunk before the piece, and behind it.
@@ -201,7 +206,7 @@ struct Part {
     behind: u64,
 }
 
-impl Part {
+impl PiecePlace {
     /// A piece can be anything that a message can contain.
     fn of(chunks: &BTreeMap<GlobalAddr, u64>, at: GlobalAddr, bytes: u64) -> Option<Self> {
         let (start, size) = chunks.range(..=at).next_back().map(|(at, size)| (*at, *size))?;
@@ -319,7 +324,7 @@ mod tests {
     #[test]
     fn there_are_so_many_leases_at_most() {
         let mut whole = WholeChunks::default();
-        for owner in 0..MOST_LEASES as u64 {
+        for owner in 0..MAX_LEASES as u64 {
             assert_eq!(whole.check_lease(owner, 1), Ok(()));
             whole.lease((owner, 1, 1), (at(owner << 10), 1 << 10));
         }

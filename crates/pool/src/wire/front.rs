@@ -6,17 +6,19 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::table::{Table, messages};
+use super::table::{MessageTable, messages};
 use farleaf_fabric::{MAX_MESSAGE_BYTES, Message};
-use farleaf_page::{Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, check_bounds};
+use farleaf_page::{
+    EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue, PutField, TooLong, check_bounds,
+};
 use std::ops::Bound;
 
 /// The longest value in a message between a client and a compute server, in bytes.
-pub const MOST_VALUE_BYTES: usize = 60 << 10;
+pub const MAX_VALUE_BYTES: usize = 60 << 10;
 /// More than a message has besides values: the longest key of any layout, lengths and tags.
 const REST_BYTES: usize = 4096;
 // A compare-exchange has two values.
-const _: () = assert!(2 * MOST_VALUE_BYTES + REST_BYTES <= MAX_MESSAGE_BYTES);
+const _: () = assert!(2 * MAX_VALUE_BYTES + REST_BYTES <= MAX_MESSAGE_BYTES);
 
 /// Whether a record can be sent to a compute server, whose limit on values may be lower.
 ///
@@ -25,7 +27,7 @@ const _: () = assert!(2 * MOST_VALUE_BYTES + REST_BYTES <= MAX_MESSAGE_BYTES);
 #[inline]
 pub fn check_sent<L: Layout>(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
     L::check_key(key)?;
-    let (bytes, most) = (L::value_length(value), MOST_VALUE_BYTES);
+    let (bytes, most) = (L::value_length(value), MAX_VALUE_BYTES);
     if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
 }
 
@@ -146,7 +148,7 @@ messages! {
         /// Done, without a result.
         0 => Done,
         /// The result of an edit that changes nothing.
-        1 => Edited(answer: Answer<OwnedValue<L>>),
+        1 => Edited(answer: EditAnswer<OwnedValue<L>>),
         /// Records of a scan.
         2 => Records {
             /// Where the scan continues, on this compute server or the next; `None` at the end.
@@ -197,7 +199,7 @@ messages! {
             /// The incarnation that acknowledges it (client.N4).
             incarnation: u64,
             /// The result.
-            answer: Answer<OwnedValue<L>>,
+            answer: EditAnswer<OwnedValue<L>>,
         },
         /// The keys of a batch are set.
         10 => Upserted {

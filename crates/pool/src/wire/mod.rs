@@ -23,21 +23,21 @@ mod table;
 mod tree;
 
 pub use directory::{DirectoryRequest, LEFT, NO_PROCESS};
-pub use front::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES, NO_LOAD, check_sent};
+pub use front::{ClientRequest, ClientResponse, ErrorCode, MAX_VALUE_BYTES, NO_LOAD, check_sent};
 pub use merge::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2, MergeRequest};
-pub use offload::{AskOffload, OffloadRequest, TICKETS, Ticket};
+pub use offload::{AskOffload, OffloadRequest, OffloadTicket, TICKETS};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
-pub use pool::{GIVE_BACK_NODES, LISTED_CHUNKS, LeaseState, MOST_LEASES, PoolRequest, Usage};
+pub use pool::{GIVE_BACK_NODES, LISTED_CHUNKS, LeaseState, MAX_LEASES, PoolRequest, Usage};
 pub use reply::{Refusal, Reply};
 pub use room::RecordRoom;
-pub use tree::{SCAN_REPLY_RECORDS, Share, TreeRequest};
+pub use tree::{SCAN_REPLY_RECORDS, TreeRequest, TreeShare};
 
 use farleaf_fabric::Message;
 use farleaf_page::fields::{ACTIONS, put_edit, take_edit};
 use farleaf_page::{
-    Fixed8, Layout, LeafEdit, OwnedKey, OwnedValue, Put, TooLong, Wire, check_bounds,
+    Fixed8, Layout, LeafEdit, OwnedKey, OwnedValue, PutField, TooLong, WireField, check_bounds,
 };
-use table::{Table, are_distinct};
+use table::{MessageTable, are_distinct};
 
 /// A request to a memory server, by the part of the server that answers it. Each part has its own
 /// table of messages.
@@ -78,7 +78,7 @@ const _: () = assert!(
     "two request tables share a tag"
 );
 
-impl<L: Layout> Put for Request<L> {
+impl<L: Layout> PutField for Request<L> {
     #[inline]
     fn put(&self, to: &mut Message) {
         match self {
@@ -93,7 +93,7 @@ impl<L: Layout> Put for Request<L> {
     }
 }
 
-impl<L: Layout> Wire for Request<L> {
+impl<L: Layout> WireField for Request<L> {
     #[inline]
     fn take(from: &mut &[u8]) -> Option<Self> {
         let tag = *from.first()?;
@@ -102,12 +102,14 @@ impl<L: Layout> Wire for Request<L> {
             return take_edit(tag - FIRST_EDIT, from).map(Self::Edit);
         }
         match tag {
-            tag if TreeRequest::<L>::TAGS.contains(&tag) => Wire::take(from).map(Self::Tree),
-            tag if PoolRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Pool),
-            tag if OwnerRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Owners),
-            tag if MergeRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Merge),
-            tag if DirectoryRequest::TAGS.contains(&tag) => Wire::take(from).map(Self::Directory),
-            _ => Wire::take(from).map(Self::Offload),
+            tag if TreeRequest::<L>::TAGS.contains(&tag) => WireField::take(from).map(Self::Tree),
+            tag if PoolRequest::TAGS.contains(&tag) => WireField::take(from).map(Self::Pool),
+            tag if OwnerRequest::TAGS.contains(&tag) => WireField::take(from).map(Self::Owners),
+            tag if MergeRequest::TAGS.contains(&tag) => WireField::take(from).map(Self::Merge),
+            tag if DirectoryRequest::TAGS.contains(&tag) => {
+                WireField::take(from).map(Self::Directory)
+            }
+            _ => WireField::take(from).map(Self::Offload),
         }
     }
 }
@@ -145,7 +147,7 @@ impl<L: Layout> Request<L> {
 }
 
 /// Anything that encodes to the bytes of a [`Request`].
-pub trait Ask<L: Layout>: Put {}
+pub trait Ask<L: Layout>: PutField {}
 
 impl<L: Layout> Ask<L> for Request<L> {}
 impl<L: Layout> Ask<L> for TreeRequest<L> {}
@@ -159,7 +161,7 @@ impl<L: Layout> Ask<L> for OffloadRequest<L> {}
 #[derive(Clone, Copy, Debug)]
 pub struct AskEdit<'e, L: Layout>(pub LeafEdit<&'e L::Key, &'e L::Value>);
 
-impl<L: Layout> Put for AskEdit<'_, L> {
+impl<L: Layout> PutField for AskEdit<'_, L> {
     #[inline]
     fn put(&self, to: &mut Message) {
         put_edit(FIRST_EDIT, &self.0, to);
@@ -206,7 +208,7 @@ impl<L: Layout> From<MergeRequest> for Request<L> {
 
 /// Encodes a message into a buffer of its own.
 #[inline]
-pub(crate) fn encode(message: &impl Put) -> Message {
+pub(crate) fn encode(message: &impl PutField) -> Message {
     let mut to = Message::new();
     message.put(&mut to);
     to
@@ -214,7 +216,7 @@ pub(crate) fn encode(message: &impl Put) -> Message {
 
 /// Decodes a whole message; `None` if bytes are left over.
 #[inline]
-fn decode<M: Wire>(message: &[u8]) -> Option<M> {
+fn decode<M: WireField>(message: &[u8]) -> Option<M> {
     let mut from = message;
     let decoded = M::take(&mut from)?;
     from.is_empty().then_some(decoded)
@@ -224,19 +226,19 @@ fn decode<M: Wire>(message: &[u8]) -> Option<M> {
 mod tests {
     use super::*;
     use farleaf_fabric::{GlobalAddr, ServerId};
-    use farleaf_page::Action;
+    use farleaf_page::EditAction;
 
-    type Edit = LeafEdit<u64, u64>;
+    type NumberEdit = LeafEdit<u64, u64>;
 
-    fn edits() -> [Edit; 6] {
+    fn edits() -> [NumberEdit; 6] {
         let edit = |action| LeafEdit { key: 7, action };
         [
-            edit(Action::Get),
-            edit(Action::Insert(1)),
-            edit(Action::Update(2)),
-            edit(Action::Upsert(3)),
-            edit(Action::Remove),
-            edit(Action::CompareExchange(4, 5)),
+            edit(EditAction::Get),
+            edit(EditAction::Insert(1)),
+            edit(EditAction::Update(2)),
+            edit(EditAction::Upsert(3)),
+            edit(EditAction::Remove),
+            edit(EditAction::CompareExchange(4, 5)),
         ]
     }
 
@@ -246,7 +248,8 @@ mod tests {
     fn borrowed_requests_have_the_bytes_of_owned_ones() {
         let node = GlobalAddr::new(ServerId::new(2), 4096);
         for (edit, ticket) in edits().into_iter().flat_map(|edit| {
-            [None, Some(Ticket { owner: 3, slot: 1, number: 9 })].map(|ticket| (edit, ticket))
+            [None, Some(OffloadTicket { owner: 3, slot: 1, number: 9 })]
+                .map(|ticket| (edit, ticket))
         }) {
             let borrowed = edit.as_ref();
             assert_eq!(

@@ -1,9 +1,9 @@
 //! Requests for work below a node to which the requesting client has exclusive access.
 
 use super::Ask;
-use super::table::{Table, messages};
+use super::table::{MessageTable, messages};
 use farleaf_fabric::{GlobalAddr, Message};
-use farleaf_page::{Layout, LeafEdit, OwnedKey, OwnedValue, Put, Wire};
+use farleaf_page::{Layout, LeafEdit, OwnedKey, OwnedValue, PutField, WireField};
 use std::ops::Bound;
 
 /// Maximum number of offloaded changes that one client can have in flight. A memory server
@@ -23,7 +23,7 @@ messages! {
             /// The change to make below it.
             edit: LeafEdit<OwnedKey<L>, OwnedValue<L>>,
             /// For a change: ensures that it happens at most once.
-            ticket: Option<Ticket>,
+            ticket: Option<OffloadTicket>,
         },
         /// Requests records of a range below a node. The reply tells whether there may be more of
         /// them below it.
@@ -45,7 +45,7 @@ messages! {
         /// under it, or by [`Reply::Done`](super::Reply::Done) if there was none.
         24 => CloseTicket {
             /// The ticket to close.
-            ticket: Ticket,
+            ticket: OffloadTicket,
         },
     }
 }
@@ -61,10 +61,10 @@ pub struct AskOffload<'e, L: Layout> {
     /// The change to make below it.
     pub edit: LeafEdit<&'e L::Key, &'e L::Value>,
     /// For a change: ensures that it happens at most once.
-    pub ticket: Option<Ticket>,
+    pub ticket: Option<OffloadTicket>,
 }
 
-impl<L: Layout> Put for AskOffload<'_, L> {
+impl<L: Layout> PutField for AskOffload<'_, L> {
     fn put(&self, to: &mut Message) {
         to.push(OffloadRequest::<L>::TAGS[0]);
         self.node.put(to);
@@ -79,7 +79,7 @@ impl<L: Layout> Ask<L> for AskOffload<'_, L> {}
 /// Ensures that an offloaded change happens at most once. A client uses each ticket once, with
 /// ascending numbers for each of its slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket {
+pub struct OffloadTicket {
     /// The client's number from [`OwnerRequest::Register`](super::OwnerRequest::Register).
     pub owner: u16,
     /// The slot, below [`TICKETS`].
@@ -88,14 +88,14 @@ pub struct Ticket {
     pub number: u32,
 }
 
-impl Ticket {
+impl OffloadTicket {
     /// The client and the slot. Tickets with the same place are ordered by number.
     pub(crate) fn place(self) -> (u16, u8) {
         (self.owner, self.slot)
     }
 }
 
-impl Put for Ticket {
+impl PutField for OffloadTicket {
     fn put(&self, to: &mut Message) {
         self.owner.put(to);
         self.slot.put(to);
@@ -103,7 +103,7 @@ impl Put for Ticket {
     }
 }
 
-impl Wire for Ticket {
+impl WireField for OffloadTicket {
     fn take(from: &mut &[u8]) -> Option<Self> {
         let owner = u16::take(from)?;
         let slot = u8::take(from).filter(|slot| usize::from(*slot) < TICKETS)?;
@@ -113,7 +113,7 @@ impl Wire for Ticket {
 
 #[cfg(test)]
 mod tests {
-    use super::{OffloadRequest, TICKETS, Ticket};
+    use super::{OffloadRequest, OffloadTicket, TICKETS};
     use crate::wire::Request;
     use farleaf_page::Fixed8;
 
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn tickets_beyond_the_last_are_no_requests() {
         for slot in 0..=u8::MAX {
-            let ticket = Ticket { owner: 3, slot, number: 7 };
+            let ticket = OffloadTicket { owner: 3, slot, number: 7 };
             let request = Request::<Fixed8>::from(OffloadRequest::CloseTicket { ticket });
             let decoded = Request::<Fixed8>::decode(&request.encode());
             assert_eq!(decoded.is_some(), usize::from(slot) < TICKETS, "slot {slot}");

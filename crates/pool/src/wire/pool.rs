@@ -9,7 +9,7 @@ pub const GIVE_BACK_NODES: usize = 1024;
 pub const LISTED_CHUNKS: usize = 4096;
 /// Maximum number of leases of a memory server, all of which are in one reply to
 /// [`PoolRequest::ListLeases`].
-pub const MOST_LEASES: usize = 1024;
+pub const MAX_LEASES: usize = 1024;
 
 messages! {
     /// A request for a memory server's memory.

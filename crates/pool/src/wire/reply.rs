@@ -1,9 +1,9 @@
 //! Replies of a memory server.
 
 use super::table::messages;
-use super::{LeaseState, Share, Usage};
+use super::{LeaseState, TreeShare, Usage};
 use farleaf_fabric::{GlobalAddr, Message};
-use farleaf_page::{Action, Answer, Layout, LeafEdit, OwnedKey, OwnedValue, Put};
+use farleaf_page::{EditAction, EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue, PutField};
 use thiserror::Error;
 
 messages! {
@@ -33,7 +33,7 @@ messages! {
             bytes: u64,
         },
         /// The server's share, if it has a tree.
-        6 => Description(share: Option<Share<OwnedKey<L>>>),
+        6 => Description(share: Option<TreeShare<OwnedKey<L>>>),
         /// Answers [`PoolRequest::Usage`](super::PoolRequest::Usage).
         7 => Usage(usage: Usage),
         /// The server refused the request.
@@ -54,7 +54,7 @@ messages! {
             /// The leaf that it changed, if any.
             leaf: Option<GlobalAddr>,
             /// The result of the edit.
-            answer: Answer<OwnedValue<L>>,
+            answer: EditAnswer<OwnedValue<L>>,
         },
         /// The numbers of clients.
         11 => Owners(owners: Vec<u16> as rest),
@@ -71,8 +71,9 @@ messages! {
         14 => Merged {
             /// All is merged.
             done: bool,
-            /// The outputs that it has ended: [`Meta::encode`](farleaf_page::table::Meta::encode)
-            /// of each, with places in the job's list of extents.
+            /// The outputs that it has ended:
+            /// [`Meta::encode`](farleaf_page::table::SsTableMeta::encode) of each, with places in
+            /// the job's list of extents.
             outputs: Vec<u64> as rest,
         },
         /// What a directory knows of a shard.
@@ -191,32 +192,43 @@ messages! {
 
 impl<L: Layout> Reply<L> {
     /// The reply to [`Request::Edit`](super::Request::Edit).
-    pub fn from_edit(edit: LeafEdit<&L::Key, &L::Value>, answer: Answer<OwnedValue<L>>) -> Self {
+    pub fn from_edit(
+        edit: LeafEdit<&L::Key, &L::Value>,
+        answer: EditAnswer<OwnedValue<L>>,
+    ) -> Self {
         match edit.action {
-            Action::Get => Self::Value(answer.found),
+            EditAction::Get => Self::Value(answer.found),
             _ if answer.applied && answer.found.is_some() => {
                 answer.found.map_or(Self::Done, Self::Replaced)
             }
-            Action::Insert(_) | Action::Update(_) | Action::Remove => Self::Applied(answer.applied),
-            Action::Upsert(_) => Self::Done,
-            Action::CompareExchange(..) if answer.applied => Self::Done,
-            Action::CompareExchange(..) => Self::Differs(answer.found),
+            EditAction::Insert(_) | EditAction::Update(_) | EditAction::Remove => {
+                Self::Applied(answer.applied)
+            }
+            EditAction::Upsert(_) => Self::Done,
+            EditAction::CompareExchange(..) if answer.applied => Self::Done,
+            EditAction::CompareExchange(..) => Self::Differs(answer.found),
         }
     }
 
     /// Interprets this reply as the answer to an edit; `None` if it does not match the edit.
-    pub fn answer_to(self, edit: LeafEdit<&L::Key, &L::Value>) -> Option<Answer<OwnedValue<L>>> {
+    pub fn answer_to(
+        self,
+        edit: LeafEdit<&L::Key, &L::Value>,
+    ) -> Option<EditAnswer<OwnedValue<L>>> {
         Some(match (edit.action, self) {
-            (Action::Get, Self::Value(found)) => Answer::from_lookup(found),
-            (Action::Insert(_) | Action::Update(_) | Action::Remove, Self::Applied(applied)) => {
-                Answer::from_change(applied)
+            (EditAction::Get, Self::Value(found)) => EditAnswer::from_lookup(found),
+            (
+                EditAction::Insert(_) | EditAction::Update(_) | EditAction::Remove,
+                Self::Applied(applied),
+            ) => EditAnswer::from_change(applied),
+            (EditAction::Upsert(_) | EditAction::CompareExchange(..), Self::Done) => {
+                EditAnswer::from_change(true)
             }
-            (Action::Upsert(_) | Action::CompareExchange(..), Self::Done) => {
-                Answer::from_change(true)
+            (EditAction::Get, Self::Replaced(_)) => return None,
+            (_, Self::Replaced(lost)) => EditAnswer { applied: true, found: Some(lost) },
+            (EditAction::CompareExchange(..), Self::Differs(found)) => {
+                EditAnswer { applied: false, found }
             }
-            (Action::Get, Self::Replaced(_)) => return None,
-            (_, Self::Replaced(lost)) => Answer { applied: true, found: Some(lost) },
-            (Action::CompareExchange(..), Self::Differs(found)) => Answer { applied: false, found },
             _ => return None,
         })
     }

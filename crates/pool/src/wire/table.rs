@@ -5,8 +5,8 @@
 
 /// Defines an enum of messages by a table of lines `tag => Name { field: Type, … }`, `tag =>
 /// Name(field: Type)` or `tag => Name`. A message is its tag byte and its fields in the order of
-/// the table, each encoded by its type's [`Wire`](farleaf_page::Wire), or by the module after `as`
-/// (of [`fields`](farleaf_page::fields)).
+/// the table, each encoded by its type's [`Wire`](farleaf_page::WireField), or by the module after
+/// `as` (of [`fields`](farleaf_page::fields)).
 macro_rules! messages {
     (
         $(#[$meta:meta])*
@@ -31,14 +31,14 @@ macro_rules! messages {
             ),+
         }
 
-        impl $(<$param: $bound>)? $crate::wire::table::Table for $name $(<$param>)? {
+        impl $(<$param: $bound>)? $crate::wire::table::MessageTable for $name $(<$param>)? {
             const TAGS: &'static [u8] = &[$($tag),+];
         }
 
         const _: () =
             assert!($crate::wire::table::are_distinct(&[&[$($tag),+]]), "a tag is used twice");
 
-        impl $(<$param: $bound>)? farleaf_page::Put for $name $(<$param>)? {
+        impl $(<$param: $bound>)? farleaf_page::PutField for $name $(<$param>)? {
             #[inline]
             fn put(&self, to: &mut farleaf_fabric::Message) {
                 match self {
@@ -51,10 +51,10 @@ macro_rules! messages {
             }
         }
 
-        impl $(<$param: $bound>)? farleaf_page::Wire for $name $(<$param>)? {
+        impl $(<$param: $bound>)? farleaf_page::WireField for $name $(<$param>)? {
             #[inline]
             fn take(from: &mut &[u8]) -> Option<Self> {
-                Some(match <u8 as farleaf_page::Wire>::take(from)? {
+                Some(match <u8 as farleaf_page::WireField>::take(from)? {
                     $($tag => Self::$variant
                         $({ $($field: $crate::wire::table::take!($type, from $(, $codec)?)),+ })?
                         $(($crate::wire::table::take!($inner_type, from $(, $inner_codec)?)))?,
@@ -69,17 +69,17 @@ macro_rules! messages {
 /// Implements `Wire` for a struct: its fields in this order.
 macro_rules! fields {
     ($name:ident $(<$param:ident>)? { $($field:ident),+ $(,)? }) => {
-        impl $(<$param: farleaf_page::Put>)? farleaf_page::Put for $name $(<$param>)? {
+        impl $(<$param: farleaf_page::PutField>)? farleaf_page::PutField for $name $(<$param>)? {
             #[inline]
             fn put(&self, to: &mut farleaf_fabric::Message) {
-                $(farleaf_page::Put::put(&self.$field, to);)+
+                $(farleaf_page::PutField::put(&self.$field, to);)+
             }
         }
 
-        impl $(<$param: farleaf_page::Wire>)? farleaf_page::Wire for $name $(<$param>)? {
+        impl $(<$param: farleaf_page::WireField>)? farleaf_page::WireField for $name $(<$param>)? {
             #[inline]
             fn take(from: &mut &[u8]) -> Option<Self> {
-                Some(Self { $($field: farleaf_page::Wire::take(from)?),+ })
+                Some(Self { $($field: farleaf_page::WireField::take(from)?),+ })
             }
         }
     };
@@ -87,7 +87,7 @@ macro_rules! fields {
 
 macro_rules! put {
     ($field:ident, $to:ident) => {
-        farleaf_page::Put::put($field, $to)
+        farleaf_page::PutField::put($field, $to)
     };
     ($field:ident, $to:ident, $codec:ident) => {
         farleaf_page::fields::$codec::put($field, $to)
@@ -96,7 +96,7 @@ macro_rules! put {
 
 macro_rules! take {
     ($type:ty, $from:ident) => {
-        <$type as farleaf_page::Wire>::take($from)?
+        <$type as farleaf_page::WireField>::take($from)?
     };
     ($type:ty, $from:ident, $codec:ident) => {
         farleaf_page::fields::$codec::take($from)?
@@ -106,7 +106,7 @@ macro_rules! take {
 pub(super) use {fields, messages, put, take};
 
 /// A message type that a table defines.
-pub(super) trait Table {
+pub(super) trait MessageTable {
     /// The tags of its messages.
     const TAGS: &'static [u8];
 }

@@ -2,7 +2,9 @@
 
 use super::table::messages;
 use farleaf_fabric::Message;
-use farleaf_page::{Layout, OwnedKey, OwnedValue, Put, TooLong, Wire, check_bounds, check_records};
+use farleaf_page::{
+    Layout, OwnedKey, OwnedValue, PutField, TooLong, WireField, check_bounds, check_records,
+};
 use std::ops::Bound;
 
 /// Maximum number of records in one reply to a scan, if they are small ([`RecordRoom`]); a longer
@@ -21,7 +23,7 @@ messages! {
         /// Creates an empty tree for the keys that `share` assigns to this server.
         1 => Create {
             /// The server's share of the key space.
-            share: Share<OwnedKey<L>>,
+            share: TreeShare<OwnedKey<L>>,
         },
         /// Requests records of a range. The reply tells whether there may be more.
         8 => Scan {
@@ -73,7 +75,7 @@ impl<L: Layout> TreeRequest<L> {
     /// Whether a page can hold the keys and values of the request.
     pub(super) fn check(&self) -> Result<(), TooLong> {
         match self {
-            Self::Create { share: Share::Range { low, high } } => {
+            Self::Create { share: TreeShare::Range { low, high } } => {
                 L::check_key(L::key(low))?;
                 high.as_ref().map_or(Ok(()), |high| L::check_key(L::key(high)))
             }
@@ -86,7 +88,7 @@ impl<L: Layout> TreeRequest<L> {
 
 /// The keys that a memory server's tree holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Share<K> {
+pub enum TreeShare<K> {
     /// The keys from `low`, inclusive, to `high`, exclusive; all from `low` on if `high` is `None`.
     Range {
         /// The lowest key.
@@ -101,7 +103,7 @@ pub enum Share<K> {
     },
 }
 
-impl<K: Put> Put for Share<K> {
+impl<K: PutField> PutField for TreeShare<K> {
     fn put(&self, to: &mut Message) {
         match self {
             Self::Range { low, high } => {
@@ -117,10 +119,10 @@ impl<K: Put> Put for Share<K> {
     }
 }
 
-impl<K: Wire> Wire for Share<K> {
+impl<K: WireField> WireField for TreeShare<K> {
     fn take(from: &mut &[u8]) -> Option<Self> {
         Some(match u8::take(from)? {
-            0 => Self::Range { low: K::take(from)?, high: Wire::take(from)? },
+            0 => Self::Range { low: K::take(from)?, high: WireField::take(from)? },
             1 => Self::Hash { servers: u16::take(from)? },
             _ => return None,
         })

@@ -1,21 +1,21 @@
 //! Hand-written histories for the checkers' tests.
 
-use crate::history::{Action, History, Moment, Operation, Outcome};
+use crate::history::{ClientAction, ClientOperation, History, HistoryMoment, OperationOutcome};
 
 /// Builds a history from (client, invoked, returned, action, outcome). Each time is also the
 /// event's order number.
 pub(super) fn history(
     initial: &[(u64, u64)],
-    operations: impl IntoIterator<Item = (u32, u64, u64, Action, Outcome)>,
+    operations: impl IntoIterator<Item = (u32, u64, u64, ClientAction, OperationOutcome)>,
 ) -> History {
-    let moment = |time| Moment { order: time, at_ns: time * 100 };
-    let mut operations: Vec<Operation> = operations
+    let moment = |time| HistoryMoment { order: time, at_ns: time * 100 };
+    let mut operations: Vec<ClientOperation> = operations
         .into_iter()
-        .map(|(client, invoked, returned, action, outcome)| Operation {
+        .map(|(client, invoked, returned, action, outcome)| ClientOperation {
             client,
             action,
             invoked: moment(invoked),
-            returned: (outcome != Outcome::NoReturn).then(|| moment(returned)),
+            returned: (outcome != OperationOutcome::NoReturn).then(|| moment(returned)),
             outcome,
         })
         .collect();
@@ -24,6 +24,6 @@ pub(super) fn history(
 }
 
 /// An uncertain outcome.
-pub(super) fn unknown() -> Outcome {
-    Outcome::Indeterminate("unknown outcome".to_owned())
+pub(super) fn unknown() -> OperationOutcome {
+    OperationOutcome::Indeterminate("unknown outcome".to_owned())
 }

@@ -10,8 +10,8 @@
 //! - to any handle, if no process has died between the invocation of the write and the beginning of
 //!   the flush: what was lost before a flush it cannot save.
 
-use super::Verdict;
-use crate::history::{Action, History, Holds, Operation, Outcome};
+use super::CheckVerdict;
+use crate::history::{ClientAction, ClientOperation, History, OperationOutcome, StateFormatter};
 use std::collections::BTreeMap;
 
 /// A write of a key.
@@ -31,22 +31,22 @@ pub fn check_flushed(
     found: &BTreeMap<u64, u64>,
     deaths_ns: &[u64],
     handle_of: impl Fn(u32) -> u32,
-) -> Verdict {
-    let flushes = || history.operations.iter().filter(|it| it.action == Action::Flush);
+) -> CheckVerdict {
+    let flushes = || history.operations.iter().filter(|it| it.action == ClientAction::Flush);
     let has_died_between = |from_ns: u64, until_ns: u64| {
         deaths_ns.iter().any(|at_ns| (from_ns..=until_ns).contains(at_ns))
     };
-    let covers = |flush: &Operation, write: &Operation| {
+    let covers = |flush: &ClientOperation, write: &ClientOperation| {
         let is_own = handle_of(flush.client) == handle_of(write.client);
         let has_failed_between = || {
             flushes().any(|other| {
                 handle_of(other.client) == handle_of(write.client)
-                    && other.outcome != Outcome::Done
+                    && other.outcome != OperationOutcome::Done
                     && other.invoked.order < flush.invoked.order
                     && write.span().1 < other.invoked.order
             })
         };
-        flush.outcome == Outcome::Done
+        flush.outcome == OperationOutcome::Done
             && write.span().1 < flush.invoked.order
             && ((is_own && !has_failed_between())
                 || !has_died_between(write.invoked.at_ns, flush.invoked.at_ns))
@@ -58,10 +58,18 @@ pub fn check_flushed(
     };
     for write in &history.operations {
         let (key, value) = match (&write.action, &write.outcome) {
-            (_, Outcome::Failed(_)) | (Action::Insert(..), Outcome::Applied(false)) => continue,
-            (Action::Insert(key, value) | Action::Upsert(key, value), _) => (*key, *value),
-            (Action::Remove(_) | Action::Update(..) | Action::CompareExchange { .. }, _) => {
-                return Verdict::GaveUp(format!("{} may fail after a loss", write.action));
+            (_, OperationOutcome::Failed(_))
+            | (ClientAction::Insert(..), OperationOutcome::Applied(false)) => continue,
+            (ClientAction::Insert(key, value) | ClientAction::Upsert(key, value), _) => {
+                (*key, *value)
+            }
+            (
+                ClientAction::Remove(_)
+                | ClientAction::Update(..)
+                | ClientAction::CompareExchange { .. },
+                _,
+            ) => {
+                return CheckVerdict::GaveUp(format!("{} may fail after a loss", write.action));
             }
             _ => continue,
         };
@@ -83,24 +91,27 @@ pub fn check_flushed(
             false if of_value.is_empty() => "not the result of any write",
             false => "older than what was flushed",
         };
-        return Verdict::Violated(format!("after the crash key {key} is {}: {why}", Holds(held)));
+        return CheckVerdict::Violated(format!(
+            "after the crash key {key} is {}: {why}",
+            StateFormatter(held)
+        ));
     }
-    Verdict::Holds
+    CheckVerdict::Holds
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::fixtures::history;
     use super::*;
-    use Outcome::{Done, Failed, NoReturn};
+    use OperationOutcome::{Done, Failed, NoReturn};
 
-    fn upsert(value: u64) -> Action {
-        Action::Upsert(1, value)
+    fn upsert(value: u64) -> ClientAction {
+        ClientAction::Upsert(1, value)
     }
 
     /// Whether each of the values may be found after `operations` and deaths at these orders.
     fn may_be<const N: usize>(
-        operations: Vec<(u32, u64, u64, Action, Outcome)>,
+        operations: Vec<(u32, u64, u64, ClientAction, OperationOutcome)>,
         deaths: &[u64],
         values: [u64; N],
     ) -> [bool; N] {
@@ -108,13 +119,13 @@ mod tests {
         values.map(|value| {
             let history = history(&[(1, 10)], operations.clone());
             let found = BTreeMap::from([(1, value)]);
-            check_flushed(&history, &found, &deaths, |client| client / 2) == Verdict::Holds
+            check_flushed(&history, &found, &deaths, |client| client / 2) == CheckVerdict::Holds
         })
     }
 
     #[test]
     fn a_flush_covers_what_was_acknowledged_before_it_began() {
-        let flush = |outcome| (2, 5, 8, Action::Flush, outcome);
+        let flush = |outcome| (2, 5, 8, ClientAction::Flush, outcome);
         let operations = |outcome| {
             vec![
                 (0, 1, 2, upsert(20), Done),
@@ -134,7 +145,7 @@ mod tests {
     #[test]
     fn a_flush_cannot_save_what_others_had_lost_before() {
         let operations =
-            |client| vec![(client, 1, 2, upsert(20), Done), (0, 5, 6, Action::Flush, Done)];
+            |client| vec![(client, 1, 2, upsert(20), Done), (0, 5, 6, ClientAction::Flush, Done)];
         assert_eq!(may_be(operations(2), &[3], [10, 20]), [true, true], "lost before");
         assert_eq!(may_be(operations(2), &[5], [10, 20]), [false, true], "lost meanwhile");
         // Its own changes it must not believe to be flushed.
@@ -145,8 +156,8 @@ mod tests {
     fn a_loss_is_reported_once() {
         let operations = vec![
             (0, 1, 2, upsert(20), Done),
-            (1, 4, 5, Action::Flush, Failed("lost".into())),
-            (0, 6, 7, Action::Flush, Done),
+            (1, 4, 5, ClientAction::Flush, Failed("lost".into())),
+            (0, 6, 7, ClientAction::Flush, Done),
         ];
         assert_eq!(may_be(operations, &[3], [10, 20]), [true, true]);
     }

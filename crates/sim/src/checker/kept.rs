@@ -6,9 +6,9 @@
 //! no other write of the key lies entirely between that write and the invocation of a flush that
 //! returned. With write-back by age, the moment `loses_ns` before the end also counts as a flush.
 
-use super::Verdict;
-use super::observations::{Step, facts_by_key};
-use crate::history::{Action, History, Holds, Operation, Outcome};
+use super::CheckVerdict;
+use super::observations::{ObservationStep, facts_by_key};
+use crate::history::{ClientAction, ClientOperation, History, OperationOutcome, StateFormatter};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Checks the contents `found` after a crash that ended `history`, except for the keys of `damaged`
@@ -24,11 +24,11 @@ pub fn check_kept(
     died: impl Fn(u64) -> bool,
     flushes: impl Fn(u32, u64) -> bool,
     loses_ns: Option<u64>,
-) -> Verdict {
-    let completed = |operation: &&Operation| {
-        operation.action == Action::Flush && operation.outcome == Outcome::Done
+) -> CheckVerdict {
+    let completed = |operation: &&ClientOperation| {
+        operation.action == ClientAction::Flush && operation.outcome == OperationOutcome::Done
     };
-    let completed: Vec<&Operation> = history.operations.iter().filter(completed).collect();
+    let completed: Vec<&ClientOperation> = history.operations.iter().filter(completed).collect();
     let old = loses_ns.map_or(0, |loses_ns| first_order_within(history, loses_ns));
     let mut facts = facts_by_key(history, false);
     found.keys().for_each(|key| _ = facts.entry(*key).or_default());
@@ -38,9 +38,9 @@ pub fn check_kept(
         let mut writes = vec![(history.initial.get(key).copied(), 0, 0, true)];
         for fact in facts {
             let (change, sure) = match fact.step {
-                Step::Sees(_) => continue,
-                Step::Changes(change) => (change, true),
-                Step::MayChange(change) => (change, false),
+                ObservationStep::Sees(_) => continue,
+                ObservationStep::Changes(change) => (change, true),
+                ObservationStep::MayChange(change) => (change, false),
             };
             writes.push((change.becomes, fact.start, fact.end, sure));
         }
@@ -70,9 +70,12 @@ pub fn check_kept(
         }
         let why =
             if by_some { "older than what must be kept" } else { "not the result of any write" };
-        return Verdict::Violated(format!("after the crash key {key} is {}: {why}", Holds(held)));
+        return CheckVerdict::Violated(format!(
+            "after the crash key {key} is {}: {why}",
+            StateFormatter(held)
+        ));
     }
-    Verdict::Holds
+    CheckVerdict::Holds
 }
 
 /// The order number of the first event within `loses_ns` before the last one.
@@ -87,10 +90,10 @@ fn first_order_within(history: &History, loses_ns: u64) -> u64 {
 /// All values that a history writes.
 pub fn values_written(history: &History) -> impl Iterator<Item = u64> {
     history.operations.iter().filter_map(|operation| match operation.action {
-        Action::Insert(_, value) | Action::Update(_, value) | Action::Upsert(_, value) => {
-            Some(value)
-        }
-        Action::CompareExchange { new, .. } => Some(new),
+        ClientAction::Insert(_, value)
+        | ClientAction::Update(_, value)
+        | ClientAction::Upsert(_, value) => Some(value),
+        ClientAction::CompareExchange { new, .. } => Some(new),
         _ => None,
     })
 }
@@ -100,23 +103,23 @@ mod tests {
     use super::super::fixtures::history;
     use super::*;
 
-    fn upsert(value: u64) -> Action {
-        Action::Upsert(1, value)
+    fn upsert(value: u64) -> ClientAction {
+        ClientAction::Upsert(1, value)
     }
 
-    fn check(found: &[(u64, u64)], written: Option<&BTreeSet<u64>>) -> Verdict {
+    fn check(found: &[(u64, u64)], written: Option<&BTreeSet<u64>>) -> CheckVerdict {
         // 20 and then 30 were acknowledged before the flush began, and 40 after it; the outcome of
         // 50 is unknown.
         let history = history(
             &[(1, 10)],
             [
-                (0, 1, 2, upsert(20), Outcome::Done),
-                (0, 3, 4, upsert(30), Outcome::Done),
-                (1, 5, 8, Action::Flush, Outcome::Done),
-                (0, 6, 7, upsert(40), Outcome::Done),
-                (1, 9, 12, Action::Flush, Outcome::NoReturn),
-                (0, 10, 11, upsert(50), Outcome::NoReturn),
-                (2, 10, 11, Action::Upsert(2, 60), Outcome::Done),
+                (0, 1, 2, upsert(20), OperationOutcome::Done),
+                (0, 3, 4, upsert(30), OperationOutcome::Done),
+                (1, 5, 8, ClientAction::Flush, OperationOutcome::Done),
+                (0, 6, 7, upsert(40), OperationOutcome::Done),
+                (1, 9, 12, ClientAction::Flush, OperationOutcome::NoReturn),
+                (0, 10, 11, upsert(50), OperationOutcome::NoReturn),
+                (2, 10, 11, ClientAction::Upsert(2, 60), OperationOutcome::Done),
             ],
         );
         check_kept(
@@ -133,31 +136,31 @@ mod tests {
     #[test]
     fn what_was_flushed_is_kept_and_what_came_later_may_be() {
         for value in [30, 40, 50] {
-            assert_eq!(check(&[(1, value)], None), Verdict::Holds, "{value}");
+            assert_eq!(check(&[(1, value)], None), CheckVerdict::Holds, "{value}");
         }
         for found in [&[(1, 10)][..], &[(1, 20)], &[], &[(1, 99)], &[(1, 60)], &[(1, 30), (7, 1)]] {
-            assert!(matches!(check(found, None), Verdict::Violated(_)), "{found:?}");
+            assert!(matches!(check(found, None), CheckVerdict::Violated(_)), "{found:?}");
         }
         let written = BTreeSet::from([20, 30, 60]);
-        assert_eq!(check(&[(1, 60)], Some(&written)), Verdict::Holds, "a torn leaf");
-        assert_eq!(check(&[(1, 20)], Some(&written)), Verdict::Holds, "a torn leaf");
+        assert_eq!(check(&[(1, 60)], Some(&written)), CheckVerdict::Holds, "a torn leaf");
+        assert_eq!(check(&[(1, 20)], Some(&written)), CheckVerdict::Holds, "a torn leaf");
         for found in [&[(1, 99)][..], &[]] {
             let verdict = check(found, Some(&written));
-            assert!(matches!(verdict, Verdict::Violated(_)), "no leaf has {found:?}");
+            assert!(matches!(verdict, CheckVerdict::Violated(_)), "no leaf has {found:?}");
         }
     }
 
     #[test]
     fn without_a_flush_the_first_state_may_be_back() {
-        let history = history(&[(1, 10)], [(0, 1, 2, upsert(20), Outcome::Done)]);
+        let history = history(&[(1, 10)], [(0, 1, 2, upsert(20), OperationOutcome::Done)]);
         for value in [10, 20] {
             let found = BTreeMap::from([(1, value)]);
             let check = |died| {
                 check_kept(&history, &found, &BTreeSet::new(), None, |_| died, |_, _| true, None)
             };
-            assert_eq!(check(true), Verdict::Holds, "{value}");
+            assert_eq!(check(true), CheckVerdict::Holds, "{value}");
             assert_eq!(
-                check(false) == Verdict::Holds,
+                check(false) == CheckVerdict::Holds,
                 value == 20,
                 "a surviving compute server loses nothing"
             );
@@ -168,19 +171,22 @@ mod tests {
     fn what_is_old_enough_is_kept() {
         let history = history(
             &[(1, 10)],
-            [(0, 1, 2, upsert(20), Outcome::Done), (0, 5, 6, upsert(30), Outcome::Done)],
+            [
+                (0, 1, 2, upsert(20), OperationOutcome::Done),
+                (0, 5, 6, upsert(30), OperationOutcome::Done),
+            ],
         );
         let check = |value, loses_ns| {
             let found = BTreeMap::from([(1, value)]);
             let none = BTreeSet::new();
             check_kept(&history, &found, &none, None, |_| true, |_, _| true, Some(loses_ns))
         };
-        assert_eq!(check(20, 300), Verdict::Holds);
-        assert_eq!(check(30, 300), Verdict::Holds);
+        assert_eq!(check(20, 300), CheckVerdict::Holds);
+        assert_eq!(check(30, 300), CheckVerdict::Holds);
         assert!(
-            matches!(check(10, 300), Verdict::Violated(_)),
+            matches!(check(10, 300), CheckVerdict::Violated(_)),
             "20 was acknowledged 400 ns before"
         );
-        assert_eq!(check(10, 500), Verdict::Holds);
+        assert_eq!(check(10, 500), CheckVerdict::Holds);
     }
 }

@@ -20,9 +20,11 @@
 //! - linearizable.L4. Of two configurations with equal states and equal open operations, one that
 //!   has used no more of any kind of uncertain write explains everything that the other can.
 
-use super::Verdict;
-use super::observations::{Change, Fact, Requires, Seen, Step, facts_by_key};
-use crate::history::{Action, History, Holds};
+use super::CheckVerdict;
+use super::observations::{
+    Fact, KeyChange, ObservationStep, ObservedState, Requires, facts_by_key,
+};
+use crate::history::{ClientAction, History, StateFormatter};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -38,20 +40,20 @@ const ABSENT: u32 = 0;
 const UNNAMED: u32 = 1;
 
 /// Checks every key and reports the smallest one that fails. `budget` bounds the work for one key.
-pub fn check_linearizable(history: &History, budget: u64) -> Verdict {
+pub fn check_linearizable(history: &History, budget: u64) -> CheckVerdict {
     let mut gave_up = None;
     for (key, facts) in facts_by_key(history, true) {
-        match Search::new(history.initial.get(&key).copied(), &facts).run(budget) {
+        match LinearizationSearch::new(history.initial.get(&key).copied(), &facts).run(budget) {
             Ok(()) => {}
             Err(Stuck::Unexplained(at, states)) => {
-                return Verdict::Violated(report(history, key, &facts, at, &states));
+                return CheckVerdict::Violated(report(history, key, &facts, at, &states));
             }
             Err(Stuck::TooLarge(why)) => {
-                gave_up.get_or_insert(Verdict::GaveUp(format!("key {key}: {why}")));
+                gave_up.get_or_insert(CheckVerdict::GaveUp(format!("key {key}: {why}")));
             }
         }
     }
-    gave_up.unwrap_or(Verdict::Holds)
+    gave_up.unwrap_or(CheckVerdict::Holds)
 }
 
 /// Why a search ended early.
@@ -73,22 +75,22 @@ struct Configuration {
 
 /// A fact, translated for the search.
 #[derive(Clone, Copy, Debug)]
-enum Move {
-    Observe(Expect),
-    Write(Expect, u32),
+enum SearchMove {
+    Observe(StateCondition),
+    Write(StateCondition, u32),
     /// An uncertain write, by its kind.
     Uncertain(usize),
 }
 
 /// A condition on a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Expect {
+enum StateCondition {
     Anything,
     Present,
     State(u32),
 }
 
-impl Expect {
+impl StateCondition {
     fn fits(self, state: u32) -> bool {
         match self {
             Self::Anything => true,
@@ -100,35 +102,39 @@ impl Expect {
 
 /// The open operation in a slot.
 #[derive(Clone, Copy, Debug)]
-struct Open {
-    expect: Expect,
+struct OpenOperation {
+    expect: StateCondition,
     /// The state after it, if it writes.
     becomes: Option<u32>,
 }
 
-struct Search {
+struct LinearizationSearch {
     /// Values that appear in answers; the value of state `n` is at `n - 2`.
     values: Vec<u64>,
     /// Invocations and returns: (order, whether it is a return, place of the fact).
     events: Vec<(u64, bool, usize)>,
-    moves: Vec<Move>,
+    moves: Vec<SearchMove>,
     /// The kinds of uncertain writes; `invoked` counts the invocations of each.
-    kinds: Vec<(Expect, u32)>,
+    kinds: Vec<(StateCondition, u32)>,
     invoked: Vec<u16>,
     slot_of: Vec<u8>,
-    open: Vec<Option<Open>>,
+    open: Vec<Option<OpenOperation>>,
     configurations: Vec<Configuration>,
     looked_at: u64,
 }
 
-impl Search {
+impl LinearizationSearch {
     fn new(initial: Option<u64>, facts: &[Fact]) -> Self {
         let mut named = BTreeSet::new();
         for fact in facts {
             match fact.step {
-                Step::Sees(Seen::Exactly(Some(value)))
-                | Step::Changes(Change { requires: Requires::Value(value), .. })
-                | Step::MayChange(Change { requires: Requires::Value(value), .. }) => {
+                ObservationStep::Sees(ObservedState::Exactly(Some(value)))
+                | ObservationStep::Changes(KeyChange {
+                    requires: Requires::Value(value), ..
+                })
+                | ObservationStep::MayChange(KeyChange {
+                    requires: Requires::Value(value), ..
+                }) => {
                     named.insert(value);
                 }
                 _ => {}
@@ -140,15 +146,15 @@ impl Search {
             Some(value) => values.binary_search(&value).map_or(UNNAMED, |place| place as u32 + 2),
         };
         let expect = |requires| match requires {
-            Requires::Nothing => Expect::Anything,
-            Requires::Absent => Expect::State(ABSENT),
-            Requires::Present => Expect::Present,
-            Requires::Value(value) => Expect::State(state(Some(value))),
+            Requires::Nothing => StateCondition::Anything,
+            Requires::Absent => StateCondition::State(ABSENT),
+            Requires::Present => StateCondition::Present,
+            Requires::Value(value) => StateCondition::State(state(Some(value))),
         };
         // Uncertain writes invoked after the last return cannot explain anything.
         let last_return = facts
             .iter()
-            .filter(|fact| !matches!(fact.step, Step::MayChange(_)))
+            .filter(|fact| !matches!(fact.step, ObservationStep::MayChange(_)))
             .map(|fact| fact.end)
             .max()
             .unwrap_or(0);
@@ -157,30 +163,34 @@ impl Search {
         let mut events = Vec::with_capacity(2 * facts.len());
         for (place, fact) in facts.iter().enumerate() {
             moves.push(match fact.step {
-                Step::Sees(Seen::Present) => Move::Observe(Expect::Present),
-                Step::Sees(Seen::Exactly(value)) => Move::Observe(Expect::State(state(value))),
-                Step::Changes(change) => {
-                    Move::Write(expect(change.requires), state(change.becomes))
+                ObservationStep::Sees(ObservedState::Present) => {
+                    SearchMove::Observe(StateCondition::Present)
                 }
-                Step::MayChange(change) => {
+                ObservationStep::Sees(ObservedState::Exactly(value)) => {
+                    SearchMove::Observe(StateCondition::State(state(value)))
+                }
+                ObservationStep::Changes(change) => {
+                    SearchMove::Write(expect(change.requires), state(change.becomes))
+                }
+                ObservationStep::MayChange(change) => {
                     let next = kinds.len();
                     let kind = (expect(change.requires), state(change.becomes));
                     if fact.start < last_return {
-                        Move::Uncertain(*kinds.entry(kind).or_insert(next))
+                        SearchMove::Uncertain(*kinds.entry(kind).or_insert(next))
                     } else {
-                        Move::Uncertain(usize::MAX)
+                        SearchMove::Uncertain(usize::MAX)
                     }
                 }
             });
             events.push((fact.start, false, place));
-            if !matches!(fact.step, Step::MayChange(_)) {
+            if !matches!(fact.step, ObservationStep::MayChange(_)) {
                 events.push((fact.end, true, place));
             }
         }
         // Invocations sort before returns of the same moment, as these operations may have
         // overlapped.
         events.sort_unstable();
-        let mut by_number = vec![(Expect::Anything, ABSENT); kinds.len()];
+        let mut by_number = vec![(StateCondition::Anything, ABSENT); kinds.len()];
         for (kind, number) in kinds {
             by_number[number] = kind;
         }
@@ -215,14 +225,14 @@ impl Search {
 
     fn invoke(&mut self, place: usize) -> Result<(), Stuck> {
         let open = match self.moves[place] {
-            Move::Uncertain(kind) => {
+            SearchMove::Uncertain(kind) => {
                 if let Some(count) = self.invoked.get_mut(kind) {
                     *count = count.saturating_add(1);
                 }
                 return Ok(());
             }
-            Move::Observe(expect) => Open { expect, becomes: None },
-            Move::Write(expect, becomes) => Open { expect, becomes: Some(becomes) },
+            SearchMove::Observe(expect) => OpenOperation { expect, becomes: None },
+            SearchMove::Write(expect, becomes) => OpenOperation { expect, becomes: Some(becomes) },
         };
         let slot = self.open.iter().position(Option::is_none).unwrap_or(self.open.len());
         if slot == MAX_OPEN {
@@ -286,7 +296,7 @@ impl Search {
                 continue;
             }
             for (slot, open) in self.open.iter().enumerate() {
-                if let Some(Open { expect, becomes: Some(becomes) }) = *open
+                if let Some(OpenOperation { expect, becomes: Some(becomes) }) = *open
                     && configuration.done & (1 << slot) == 0
                     && expect.fits(configuration.state)
                 {
@@ -319,7 +329,7 @@ impl Search {
     /// (linearizable.L1).
     fn become_state(&self, state: u32, mut done: u128, used: Vec<u16>) -> Configuration {
         for (slot, open) in self.open.iter().enumerate() {
-            if let Some(Open { expect, becomes: None }) = open
+            if let Some(OpenOperation { expect, becomes: None }) = open
                 && expect.fits(state)
             {
                 done |= 1 << slot;
@@ -372,14 +382,14 @@ fn report(
     let states: Vec<String> = states
         .iter()
         .map(|state| {
-            state.map_or("a value that nothing names".to_owned(), |s| Holds(s).to_string())
+            state.map_or("a value that nothing names".to_owned(), |s| StateFormatter(s).to_string())
         })
         .collect();
     let mut text = format!(
         "key {key} is not linearizable: no order of the operations explains the one marked >.\n\
          Before its return the key could be: {}; at first it was {}.\n",
         states.join(", "),
-        Holds(history.initial.get(&key).copied()),
+        StateFormatter(history.initial.get(&key).copied()),
     );
     // Show the operations that returned before the stuck one was invoked, those that overlap it,
     // and uncertain writes, which overlap everything after their invocation.
@@ -390,7 +400,7 @@ fn report(
     let overlapping = |fact: &Fact| fact.start <= stuck.end && fact.end >= stuck.start;
     let (uncertain, certain): (Vec<usize>, Vec<usize>) = (0..facts.len())
         .filter(|place| overlapping(&facts[*place]))
-        .partition(|place| matches!(facts[*place].step, Step::MayChange(_)));
+        .partition(|place| matches!(facts[*place].step, ObservationStep::MayChange(_)));
     shown.extend(certain);
     shown.extend(uncertain.iter().rev().take(SHOWN_BEFORE));
     shown.sort_by_key(|place| facts[*place].start);
@@ -402,9 +412,12 @@ fn report(
         let mark = if place == at { '>' } else { ' ' };
         let operation = &history.operations[facts[place].operation];
         let _ = write!(text, "{mark} {operation}");
-        let is_read_of_many = matches!(operation.action, Action::Scan(_) | Action::MultiGet(_));
-        if let (true, Step::Sees(Seen::Exactly(value))) = (is_read_of_many, facts[place].step) {
-            let _ = write!(text, ", {key}: {}", Holds(value));
+        let is_read_of_many =
+            matches!(operation.action, ClientAction::Scan(_) | ClientAction::MultiGet(_));
+        if let (true, ObservationStep::Sees(ObservedState::Exactly(value))) =
+            (is_read_of_many, facts[place].step)
+        {
+            let _ = write!(text, ", {key}: {}", StateFormatter(value));
         }
         text.push('\n');
     }

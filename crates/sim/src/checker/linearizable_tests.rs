@@ -2,61 +2,61 @@
 
 use super::super::fixtures::{history, unknown};
 use super::*;
-use crate::history::Outcome;
-use farleaf_index::{Exchange, Scan};
+use crate::history::OperationOutcome;
+use farleaf_index::{Exchange, ScanResult};
 use proptest::prelude::*;
 
-type Line = (u32, u64, u64, Action, Outcome);
+type HistoryLine = (u32, u64, u64, ClientAction, OperationOutcome);
 
 const K: u64 = 7;
 
-fn get(from: u64, to: u64, value: Option<u64>) -> Line {
-    (0, from, to, Action::Get(K), Outcome::Value(value))
+fn get(from: u64, to: u64, value: Option<u64>) -> HistoryLine {
+    (0, from, to, ClientAction::Get(K), OperationOutcome::Value(value))
 }
 
-fn upsert(from: u64, to: u64, value: u64) -> Line {
-    (1, from, to, Action::Upsert(K, value), Outcome::Done)
+fn upsert(from: u64, to: u64, value: u64) -> HistoryLine {
+    (1, from, to, ClientAction::Upsert(K, value), OperationOutcome::Done)
 }
 
-fn insert(from: u64, to: u64, value: u64, done: bool) -> Line {
-    (2, from, to, Action::Insert(K, value), Outcome::Applied(done))
+fn insert(from: u64, to: u64, value: u64, done: bool) -> HistoryLine {
+    (2, from, to, ClientAction::Insert(K, value), OperationOutcome::Applied(done))
 }
 
-fn update(from: u64, to: u64, value: u64, done: bool) -> Line {
-    (3, from, to, Action::Update(K, value), Outcome::Applied(done))
+fn update(from: u64, to: u64, value: u64, done: bool) -> HistoryLine {
+    (3, from, to, ClientAction::Update(K, value), OperationOutcome::Applied(done))
 }
 
-fn remove(from: u64, to: u64, done: bool) -> Line {
-    (4, from, to, Action::Remove(K), Outcome::Applied(done))
+fn remove(from: u64, to: u64, done: bool) -> HistoryLine {
+    (4, from, to, ClientAction::Remove(K), OperationOutcome::Applied(done))
 }
 
-fn exchange(from: u64, to: u64, expected: u64, new: u64, outcome: Exchange<u64>) -> Line {
-    let action = Action::CompareExchange { key: K, expected, new };
-    (5, from, to, action, Outcome::Exchange(outcome))
+fn exchange(from: u64, to: u64, expected: u64, new: u64, outcome: Exchange<u64>) -> HistoryLine {
+    let action = ClientAction::CompareExchange { key: K, expected, new };
+    (5, from, to, action, OperationOutcome::Exchange(outcome))
 }
 
-fn lost((client, from, to, action, _): Line) -> Line {
+fn lost((client, from, to, action, _): HistoryLine) -> HistoryLine {
     (client, from, to, action, unknown())
 }
 
-fn never_returned((client, from, to, action, _): Line) -> Line {
-    (client, from, to, action, Outcome::NoReturn)
+fn never_returned((client, from, to, action, _): HistoryLine) -> HistoryLine {
+    (client, from, to, action, OperationOutcome::NoReturn)
 }
 
-fn verdict(initial: Option<u64>, lines: impl IntoIterator<Item = Line>) -> Verdict {
+fn verdict(initial: Option<u64>, lines: impl IntoIterator<Item = HistoryLine>) -> CheckVerdict {
     let initial: Vec<(u64, u64)> = initial.map(|value| (K, value)).into_iter().collect();
     check_linearizable(&history(&initial, lines), DEFAULT_BUDGET)
 }
 
 #[track_caller]
-fn holds(initial: Option<u64>, lines: impl IntoIterator<Item = Line>) {
-    assert_eq!(verdict(initial, lines), Verdict::Holds);
+fn holds(initial: Option<u64>, lines: impl IntoIterator<Item = HistoryLine>) {
+    assert_eq!(verdict(initial, lines), CheckVerdict::Holds);
 }
 
 #[track_caller]
-fn violated(initial: Option<u64>, lines: impl IntoIterator<Item = Line>) -> String {
+fn violated(initial: Option<u64>, lines: impl IntoIterator<Item = HistoryLine>) -> String {
     match verdict(initial, lines) {
-        Verdict::Violated(report) => report,
+        CheckVerdict::Violated(report) => report,
         other => panic!("{other:?}"),
     }
 }
@@ -159,8 +159,8 @@ fn uncertain_writes_build_on_each_other() {
 
 #[test]
 fn a_definite_failure_has_no_effect() {
-    let failed = |(client, from, to, action, _): Line| {
-        (client, from, to, action, Outcome::Failed("out of memory".to_owned()))
+    let failed = |(client, from, to, action, _): HistoryLine| {
+        (client, from, to, action, OperationOutcome::Failed("out of memory".to_owned()))
     };
     holds(Some(1), [failed(upsert(1, 2, 5)), get(3, 4, Some(1))]);
     violated(Some(1), [failed(upsert(1, 2, 5)), get(3, 4, Some(5))]);
@@ -168,12 +168,19 @@ fn a_definite_failure_has_no_effect() {
 
 #[test]
 fn multi_gets_and_scans_are_reads() {
-    let several =
-        |values: Vec<Option<u64>>| (6, 3, 4, Action::MultiGet(vec![K, 8]), Outcome::Values(values));
+    let several = |values: Vec<Option<u64>>| {
+        (6, 3, 4, ClientAction::MultiGet(vec![K, 8]), OperationOutcome::Values(values))
+    };
     holds(Some(1), [upsert(1, 2, 5), several(vec![Some(5), None])]);
     violated(Some(1), [upsert(1, 2, 5), several(vec![Some(1), None])]);
     let scan = |from, records| {
-        (6, from, from + 1, Action::Scan(Scan::range(..)), Outcome::Records(records))
+        (
+            6,
+            from,
+            from + 1,
+            ClientAction::Scan(ScanResult::range(..)),
+            OperationOutcome::Records(records),
+        )
     };
     holds(Some(1), [upsert(1, 9, 5), scan(2, vec![(K, 1)]), scan(4, vec![(K, 5)])]);
     let report = violated(Some(1), [upsert(1, 9, 5), scan(2, vec![(K, 5)]), scan(4, vec![(K, 1)])]);
@@ -201,58 +208,63 @@ fn many_uncertain_writes_do_not_blow_the_search_up() {
 
 #[test]
 fn a_search_beyond_its_budget_gives_up() {
-    let lines: Vec<Line> =
+    let lines: Vec<HistoryLine> =
         (0..12).map(|n| upsert(n + 1, 100, n)).chain([get(101, 102, Some(99))]).collect();
     let history = history(&[], lines);
-    assert!(matches!(check_linearizable(&history, 50), Verdict::GaveUp(_)));
-    assert!(matches!(check_linearizable(&history, DEFAULT_BUDGET), Verdict::Violated(_)));
+    assert!(matches!(check_linearizable(&history, 50), CheckVerdict::GaveUp(_)));
+    assert!(matches!(check_linearizable(&history, DEFAULT_BUDGET), CheckVerdict::Violated(_)));
 }
 
 /// Applies an operation to a state and returns its answer.
-fn answer(action: &Action, state: &mut Option<u64>) -> Outcome {
+fn answer(action: &ClientAction, state: &mut Option<u64>) -> OperationOutcome {
     let there = state.is_some();
     match *action {
-        Action::Get(_) => Outcome::Value(*state),
-        Action::Insert(_, value) => {
+        ClientAction::Get(_) => OperationOutcome::Value(*state),
+        ClientAction::Insert(_, value) => {
             if !there {
                 *state = Some(value);
             }
-            Outcome::Applied(!there)
+            OperationOutcome::Applied(!there)
         }
-        Action::Update(_, value) => {
+        ClientAction::Update(_, value) => {
             if there {
                 *state = Some(value);
             }
-            Outcome::Applied(there)
+            OperationOutcome::Applied(there)
         }
-        Action::Upsert(_, value) => {
+        ClientAction::Upsert(_, value) => {
             *state = Some(value);
-            Outcome::Done
+            OperationOutcome::Done
         }
-        Action::Remove(_) => {
+        ClientAction::Remove(_) => {
             *state = None;
-            Outcome::Applied(there)
+            OperationOutcome::Applied(there)
         }
-        Action::CompareExchange { expected, new, .. } if *state == Some(expected) => {
+        ClientAction::CompareExchange { expected, new, .. } if *state == Some(expected) => {
             *state = Some(new);
-            Outcome::Exchange(Exchange::Exchanged)
+            OperationOutcome::Exchange(Exchange::Exchanged)
         }
-        Action::CompareExchange { .. } => Outcome::Exchange(Exchange::Differs(*state)),
-        Action::MultiGet(_) | Action::Scan(_) | Action::Collect | Action::Flush => {
+        ClientAction::CompareExchange { .. } => {
+            OperationOutcome::Exchange(Exchange::Differs(*state))
+        }
+        ClientAction::MultiGet(_)
+        | ClientAction::Scan(_)
+        | ClientAction::Collect
+        | ClientAction::Flush => {
             unreachable!("single keys only")
         }
     }
 }
 
-fn action() -> impl Strategy<Value = Action> {
+fn action() -> impl Strategy<Value = ClientAction> {
     let value = || 0..4_u64;
     prop_oneof![
-        Just(Action::Get(K)),
-        value().prop_map(|value| Action::Insert(K, value)),
-        value().prop_map(|value| Action::Update(K, value)),
-        value().prop_map(|value| Action::Upsert(K, value)),
-        Just(Action::Remove(K)),
-        (value(), value()).prop_map(|(expected, new)| Action::CompareExchange {
+        Just(ClientAction::Get(K)),
+        value().prop_map(|value| ClientAction::Insert(K, value)),
+        value().prop_map(|value| ClientAction::Update(K, value)),
+        value().prop_map(|value| ClientAction::Upsert(K, value)),
+        Just(ClientAction::Remove(K)),
+        (value(), value()).prop_map(|(expected, new)| ClientAction::CompareExchange {
             key: K,
             expected,
             new
@@ -262,12 +274,16 @@ fn action() -> impl Strategy<Value = Action> {
 
 /// The course of a generated operation: how long before its effect it is invoked, how long after it
 /// it returns, and whether it answers, loses its answer, or never takes effect.
-fn course() -> impl Strategy<Value = (Action, u64, u64, u8)> {
+fn course() -> impl Strategy<Value = (ClientAction, u64, u64, u8)> {
     (action(), 1..60_u64, 1..60_u64, 0..12_u8)
 }
 
 /// A history of a real register: operations take effect 10 apart, with arbitrary overlaps.
-fn real(initial: Option<u64>, courses: &[(Action, u64, u64, u8)], width: u64) -> Vec<Line> {
+fn real(
+    initial: Option<u64>,
+    courses: &[(ClientAction, u64, u64, u8)],
+    width: u64,
+) -> Vec<HistoryLine> {
     let mut state = initial;
     let mut lines = Vec::new();
     for (number, (action, before, after, fate)) in courses.iter().enumerate() {
@@ -278,8 +294,8 @@ fn real(initial: Option<u64>, courses: &[(Action, u64, u64, u8)], width: u64) ->
                 answer(action, &mut state);
                 unknown()
             }
-            1 => Outcome::NoReturn,
-            2 => Outcome::Failed("no".to_owned()),
+            1 => OperationOutcome::NoReturn,
+            2 => OperationOutcome::Failed("no".to_owned()),
             _ => answer(action, &mut state),
         };
         lines.push((number as u32, from, to, action.clone(), outcome));
@@ -288,8 +304,8 @@ fn real(initial: Option<u64>, courses: &[(Action, u64, u64, u8)], width: u64) ->
 }
 
 /// Tries every order, as the definition of linearizability does. For small histories.
-fn by_definition(initial: Option<u64>, lines: &[Line]) -> bool {
-    fn search(state: Option<u64>, lines: &[Line], left: &mut Vec<usize>) -> bool {
+fn by_definition(initial: Option<u64>, lines: &[HistoryLine]) -> bool {
+    fn search(state: Option<u64>, lines: &[HistoryLine], left: &mut Vec<usize>) -> bool {
         let certain = |place: &usize| !lines[*place].4.is_uncertain();
         if !left.iter().any(certain) {
             return true;
@@ -315,8 +331,9 @@ fn by_definition(initial: Option<u64>, lines: &[Line]) -> bool {
         }
         false
     }
-    let mut left: Vec<usize> =
-        (0..lines.len()).filter(|place| !matches!(lines[*place].4, Outcome::Failed(_))).collect();
+    let mut left: Vec<usize> = (0..lines.len())
+        .filter(|place| !matches!(lines[*place].4, OperationOutcome::Failed(_)))
+        .collect();
     search(initial, lines, &mut left)
 }
 
@@ -326,7 +343,7 @@ proptest! {
         initial in proptest::option::of(0..4_u64),
         courses in proptest::collection::vec(course(), 1..80),
     ) {
-        prop_assert_eq!(verdict(initial, real(initial, &courses, 60)), Verdict::Holds);
+        prop_assert_eq!(verdict(initial, real(initial, &courses, 60)), CheckVerdict::Holds);
     }
 
     /// Mixing the times and outcomes of two different histories produces nearly every case.
@@ -342,15 +359,15 @@ proptest! {
                 continue;
             }
             match outcome {
-                Outcome::Value(seen) => *seen = (value > 0).then_some(value),
-                Outcome::Applied(done) => *done = !*done,
-                Outcome::Exchange(exchange) if value == 0 => *exchange = Exchange::Exchanged,
+                OperationOutcome::Value(seen) => *seen = (value > 0).then_some(value),
+                OperationOutcome::Applied(done) => *done = !*done,
+                OperationOutcome::Exchange(exchange) if value == 0 => *exchange = Exchange::Exchanged,
                 _ => {}
             }
         }
         let expected = by_definition(initial, &lines);
         let found = verdict(initial, lines.clone());
-        prop_assert_eq!(found == Verdict::Holds, expected, "{:?} for {:?}", found, lines);
+        prop_assert_eq!(found == CheckVerdict::Holds, expected, "{:?} for {:?}", found, lines);
     }
 
     /// Without overlaps and losses, every answer follows from the previous operations.
@@ -364,20 +381,20 @@ proptest! {
         let mut lines = real(initial, &courses, 4);
         let place = victim.index(lines.len());
         let changed = match &mut lines[place].4 {
-            Outcome::Value(seen) => {
+            OperationOutcome::Value(seen) => {
                 *seen = if seen.is_some() { None } else { Some(1) };
                 true
             }
-            Outcome::Applied(done) => {
+            OperationOutcome::Applied(done) => {
                 *done = !*done;
                 true
             }
-            Outcome::Exchange(exchange @ Exchange::Differs(_)) => {
+            OperationOutcome::Exchange(exchange @ Exchange::Differs(_)) => {
                 *exchange = Exchange::Exchanged;
                 true
             }
             _ => false,
         };
-        prop_assert_eq!(verdict(initial, lines) == Verdict::Holds, !changed);
+        prop_assert_eq!(verdict(initial, lines) == CheckVerdict::Holds, !changed);
     }
 }

@@ -21,7 +21,7 @@ pub use scan::{check_scans, check_snapshots};
 
 /// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CheckVerdict {
     /// A correct index could have produced this history.
     Holds,
     /// No correct index produces this history; holds the explanation.
@@ -31,13 +31,13 @@ pub enum Verdict {
 }
 
 /// Checks the form of all answers, then all scans, then every key's linearizability.
-pub fn check(history: &History) -> Verdict {
+pub fn check(history: &History) -> CheckVerdict {
     let checks = [answers::check_answers, check_scans, |history: &History| {
         check_linearizable(history, DEFAULT_BUDGET)
     }];
     checks
         .iter()
         .map(|check| check(history))
-        .find(|v| *v != Verdict::Holds)
-        .unwrap_or(Verdict::Holds)
+        .find(|v| *v != CheckVerdict::Holds)
+        .unwrap_or(CheckVerdict::Holds)
 }

@@ -10,14 +10,14 @@
 //! must return it; if not, there is a moment at which it is absent. A record that the scan returns
 //! was present at some moment.) So a scan is a read of every such key, like a multi-get.
 
-use crate::history::{Action, History, Outcome};
-use farleaf_index::{Exchange, Scan};
+use crate::history::{ClientAction, History, OperationOutcome};
+use farleaf_index::{Exchange, ScanResult};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 /// The observed state of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum ObservedState {
     /// Absent, or present with this value.
     Exactly(Option<u64>),
     /// The key is present, with any value.
@@ -35,19 +35,19 @@ pub(super) enum Requires {
 
 /// A change of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Change {
+pub(super) struct KeyChange {
     pub(super) requires: Requires,
     pub(super) becomes: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ObservationStep {
     /// The operation saw this state and changed nothing.
-    Sees(Seen),
+    Sees(ObservedState),
     /// The operation changed the key.
-    Changes(Change),
+    Changes(KeyChange),
     /// The operation may have changed the key, or may do so later.
-    MayChange(Change),
+    MayChange(KeyChange),
 }
 
 /// A fact that one operation establishes about one key.
@@ -58,7 +58,7 @@ pub(super) struct Fact {
     /// The order numbers between which it took effect.
     pub(super) start: u64,
     pub(super) end: u64,
-    pub(super) step: Step,
+    pub(super) step: ObservationStep,
 }
 
 /// The facts about every key in the history, ordered by invocation. Includes the facts from scans
@@ -68,23 +68,23 @@ pub(super) fn facts_by_key(history: &History, with_scans: bool) -> BTreeMap<u64,
         named_keys(history).into_iter().map(|key| (key, Vec::new())).collect();
     for (number, operation) in history.operations.iter().enumerate() {
         let (start, end) = operation.span();
-        let mut add = |key: u64, step: Step| {
+        let mut add = |key: u64, step: ObservationStep| {
             let fact = Fact { operation: number, start, end, step };
             facts.get_mut(&key).expect("all keys of the history are named").push(fact);
         };
         match (&operation.action, &operation.outcome) {
-            (Action::MultiGet(keys), Outcome::Values(values)) => {
+            (ClientAction::MultiGet(keys), OperationOutcome::Values(values)) => {
                 for (key, value) in keys.iter().zip(values) {
-                    add(*key, Step::Sees(Seen::Exactly(*value)));
+                    add(*key, ObservationStep::Sees(ObservedState::Exactly(*value)));
                 }
             }
-            (Action::Scan(scan), Outcome::Records(records)) if with_scans => {
+            (ClientAction::Scan(scan), OperationOutcome::Records(records)) if with_scans => {
                 let returned: BTreeMap<u64, u64> = records.iter().copied().collect();
-                let covered = Covered::by(scan, records);
+                let covered = CoveredKeys::by(scan, records);
                 for (key, facts) in &mut facts {
                     let value = returned.get(key).copied();
                     if value.is_some() || covered.contains(*key) {
-                        let step = Step::Sees(Seen::Exactly(value));
+                        let step = ObservationStep::Sees(ObservedState::Exactly(value));
                         facts.push(Fact { operation: number, start, end, step });
                     }
                 }
@@ -103,18 +103,18 @@ fn named_keys(history: &History) -> BTreeSet<u64> {
     let mut keys: BTreeSet<u64> = history.initial.keys().copied().collect();
     for operation in &history.operations {
         match &operation.action {
-            Action::Get(key)
-            | Action::Insert(key, _)
-            | Action::Update(key, _)
-            | Action::Upsert(key, _)
-            | Action::Remove(key)
-            | Action::CompareExchange { key, .. } => {
+            ClientAction::Get(key)
+            | ClientAction::Insert(key, _)
+            | ClientAction::Update(key, _)
+            | ClientAction::Upsert(key, _)
+            | ClientAction::Remove(key)
+            | ClientAction::CompareExchange { key, .. } => {
                 keys.insert(*key);
             }
-            Action::MultiGet(several) => keys.extend(several),
-            Action::Scan(_) | Action::Collect | Action::Flush => {}
+            ClientAction::MultiGet(several) => keys.extend(several),
+            ClientAction::Scan(_) | ClientAction::Collect | ClientAction::Flush => {}
         }
-        if let Outcome::Records(records) = &operation.outcome {
+        if let OperationOutcome::Records(records) = &operation.outcome {
             keys.extend(records.iter().map(|(key, _)| *key));
         }
     }
@@ -122,31 +122,43 @@ fn named_keys(history: &History) -> BTreeSet<u64> {
 }
 
 /// The fact that a single-key operation establishes.
-fn single(action: &Action, outcome: &Outcome) -> Option<(u64, Step)> {
-    use Seen::{Exactly, Present};
-    let change = |requires, becomes| Change { requires, becomes };
+fn single(action: &ClientAction, outcome: &OperationOutcome) -> Option<(u64, ObservationStep)> {
+    use ObservedState::{Exactly, Present};
+    let change = |requires, becomes| KeyChange { requires, becomes };
     let (key, change, otherwise) = match *action {
-        Action::Get(key) => {
-            let Outcome::Value(value) = outcome else { return None };
-            return Some((key, Step::Sees(Exactly(*value))));
+        ClientAction::Get(key) => {
+            let OperationOutcome::Value(value) = outcome else { return None };
+            return Some((key, ObservationStep::Sees(Exactly(*value))));
         }
-        Action::Insert(key, value) => (key, change(Requires::Absent, Some(value)), Present),
-        Action::Update(key, value) => (key, change(Requires::Present, Some(value)), Exactly(None)),
-        Action::Upsert(key, value) => (key, change(Requires::Nothing, Some(value)), Present),
-        Action::Remove(key) => (key, change(Requires::Present, None), Exactly(None)),
-        Action::CompareExchange { key, expected, new } => {
+        ClientAction::Insert(key, value) => (key, change(Requires::Absent, Some(value)), Present),
+        ClientAction::Update(key, value) => {
+            (key, change(Requires::Present, Some(value)), Exactly(None))
+        }
+        ClientAction::Upsert(key, value) => (key, change(Requires::Nothing, Some(value)), Present),
+        ClientAction::Remove(key) => (key, change(Requires::Present, None), Exactly(None)),
+        ClientAction::CompareExchange { key, expected, new } => {
             (key, change(Requires::Value(expected), Some(new)), Present)
         }
-        Action::MultiGet(_) | Action::Scan(_) | Action::Collect | Action::Flush => return None,
+        ClientAction::MultiGet(_)
+        | ClientAction::Scan(_)
+        | ClientAction::Collect
+        | ClientAction::Flush => return None,
     };
     let step = match outcome {
-        Outcome::Applied(true) | Outcome::Done | Outcome::Exchange(Exchange::Exchanged) => {
-            Step::Changes(change)
+        OperationOutcome::Applied(true)
+        | OperationOutcome::Done
+        | OperationOutcome::Exchange(Exchange::Exchanged) => ObservationStep::Changes(change),
+        OperationOutcome::Applied(false) => ObservationStep::Sees(otherwise),
+        OperationOutcome::Exchange(Exchange::Differs(value)) => {
+            ObservationStep::Sees(Exactly(*value))
         }
-        Outcome::Applied(false) => Step::Sees(otherwise),
-        Outcome::Exchange(Exchange::Differs(value)) => Step::Sees(Exactly(*value)),
-        Outcome::NoReturn | Outcome::Indeterminate(_) => Step::MayChange(change),
-        Outcome::Failed(_) | Outcome::Value(_) | Outcome::Values(_) | Outcome::Records(_) => {
+        OperationOutcome::NoReturn | OperationOutcome::Indeterminate(_) => {
+            ObservationStep::MayChange(change)
+        }
+        OperationOutcome::Failed(_)
+        | OperationOutcome::Value(_)
+        | OperationOutcome::Values(_)
+        | OperationOutcome::Records(_) => {
             return None;
         }
     };
@@ -156,14 +168,14 @@ fn single(action: &Action, outcome: &Outcome) -> Option<(u64, Step)> {
 /// The keys that a scan's answer covers: its range, up to the last record if the limit ended the
 /// scan.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Covered {
+pub(super) struct CoveredKeys {
     lower: Bound<u64>,
     upper: Bound<u64>,
     nothing: bool,
 }
 
-impl Covered {
-    pub(super) fn by(scan: &Scan<u64>, records: &[(u64, u64)]) -> Self {
+impl CoveredKeys {
+    pub(super) fn by(scan: &ScanResult<u64>, records: &[(u64, u64)]) -> Self {
         let mut covered = Self { lower: scan.lower, upper: scan.upper, nothing: scan.limit == 0 };
         if records.len() >= scan.limit
             && let Some((last, _)) = records.last()

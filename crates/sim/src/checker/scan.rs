@@ -27,14 +27,16 @@
 //! - scan.S4. One moment: some moment between I and R explains every key of the covered range,
 //!   present or absent.
 
-use super::Verdict;
-use super::observations::{Change, Covered, Fact, Requires, Seen, Step, facts_by_key, within};
-use crate::history::{Action, History, Operation, Outcome};
-use farleaf_index::Scan;
+use super::CheckVerdict;
+use super::observations::{
+    CoveredKeys, Fact, KeyChange, ObservationStep, ObservedState, Requires, facts_by_key, within,
+};
+use crate::history::{ClientAction, ClientOperation, History, OperationOutcome};
+use farleaf_index::ScanResult;
 use std::collections::BTreeMap;
 
 /// Checks scan.S1 to scan.S3 of every scan; reports the first that fails.
-pub fn check_scans(history: &History) -> Verdict {
+pub fn check_scans(history: &History) -> CheckVerdict {
     each_scan(history, |keys, operation, scan, records| {
         form(scan, records)
             .or_else(|| missing(keys, operation, scan, records))
@@ -43,25 +45,32 @@ pub fn check_scans(history: &History) -> Verdict {
 }
 
 /// Checks scan.S4 of every scan of an index that has one leaf; reports the first that fails.
-pub fn check_snapshots(history: &History) -> Verdict {
+pub fn check_snapshots(history: &History) -> CheckVerdict {
     each_scan(history, no_moment)
 }
 
 /// Judges each answered scan by what all other operations establish about each key.
 fn each_scan(
     history: &History,
-    judge: impl Fn(&BTreeMap<u64, KeyFacts>, &Operation, &Scan<u64>, &[(u64, u64)]) -> Option<String>,
-) -> Verdict {
+    judge: impl Fn(
+        &BTreeMap<u64, KeyFacts>,
+        &ClientOperation,
+        &ScanResult<u64>,
+        &[(u64, u64)],
+    ) -> Option<String>,
+) -> CheckVerdict {
     let scans: Vec<_> = history
         .operations
         .iter()
         .filter_map(|operation| match (&operation.action, &operation.outcome) {
-            (Action::Scan(scan), Outcome::Records(records)) => Some((operation, scan, records)),
+            (ClientAction::Scan(scan), OperationOutcome::Records(records)) => {
+                Some((operation, scan, records))
+            }
             _ => None,
         })
         .collect();
     if scans.is_empty() {
-        return Verdict::Holds;
+        return CheckVerdict::Holds;
     }
     let keys: BTreeMap<u64, KeyFacts> = facts_by_key(history, false)
         .into_iter()
@@ -69,14 +78,14 @@ fn each_scan(
         .collect();
     for (operation, scan, records) in scans {
         if let Some(fault) = judge(&keys, operation, scan, records) {
-            return Verdict::Violated(format!("{fault}\n> {operation}\n"));
+            return CheckVerdict::Violated(format!("{fault}\n> {operation}\n"));
         }
     }
-    Verdict::Holds
+    CheckVerdict::Holds
 }
 
 /// Checks scan.S1.
-fn form(scan: &Scan<u64>, records: &[(u64, u64)]) -> Option<String> {
+fn form(scan: &ScanResult<u64>, records: &[(u64, u64)]) -> Option<String> {
     if records.len() > scan.limit {
         return Some(format!("a scan returned {} records, more than its limit", records.len()));
     }
@@ -96,11 +105,11 @@ fn form(scan: &Scan<u64>, records: &[(u64, u64)]) -> Option<String> {
 /// Checks scan.S2.
 fn missing(
     keys: &BTreeMap<u64, KeyFacts>,
-    operation: &Operation,
-    scan: &Scan<u64>,
+    operation: &ClientOperation,
+    scan: &ScanResult<u64>,
     records: &[(u64, u64)],
 ) -> Option<String> {
-    let covered = Covered::by(scan, records);
+    let covered = CoveredKeys::by(scan, records);
     let (start, end) = operation.span();
     // Every returned key is among `keys`, and both ascend.
     let mut returned: Vec<u64> = records.iter().map(|(key, _)| *key).collect();
@@ -123,7 +132,7 @@ fn missing(
 fn ghost(
     keys: &BTreeMap<u64, KeyFacts>,
     history: &History,
-    operation: &Operation,
+    operation: &ClientOperation,
     records: &[(u64, u64)],
 ) -> Option<String> {
     let (start, end) = operation.span();
@@ -132,8 +141,8 @@ fn ghost(
         let Some(gone) = facts.certainly_gone(*value, start, end) else { continue };
         let mut text = format!("a scan returned key {key} = {value:#x}, ");
         match gone {
-            Gone::NeverWritten => text += "which no operation had written",
-            Gone::Replaced(by) => {
+            ImpossibleValue::NeverWritten => text += "which no operation had written",
+            ImpossibleValue::Replaced(by) => {
                 let by = &history.operations[by];
                 text += &format!("which was certainly gone by then:\n  {by}");
             }
@@ -146,11 +155,11 @@ fn ghost(
 /// Checks scan.S4.
 fn no_moment(
     keys: &BTreeMap<u64, KeyFacts>,
-    operation: &Operation,
-    scan: &Scan<u64>,
+    operation: &ClientOperation,
+    scan: &ScanResult<u64>,
     records: &[(u64, u64)],
 ) -> Option<String> {
-    let covered = Covered::by(scan, records);
+    let covered = CoveredKeys::by(scan, records);
     let returned: BTreeMap<u64, u64> = records.iter().copied().collect();
     let (start, end) = operation.span();
     // Nothing changes between two events of the history, so one moment after each of them is
@@ -169,15 +178,15 @@ fn no_moment(
 
 /// An operation after which the key was certainly in this state.
 #[derive(Debug)]
-struct Known {
+struct KnownState {
     operation: usize,
     start: u64,
     end: u64,
-    state: Seen,
+    state: ObservedState,
 }
 
 /// Why a scan cannot have seen a value.
-enum Gone {
+enum ImpossibleValue {
     NeverWritten,
     /// The operation that found or left the key in another state.
     Replaced(usize),
@@ -186,7 +195,7 @@ enum Gone {
 #[derive(Debug)]
 struct KeyFacts {
     /// Ordered by end.
-    known: Vec<Known>,
+    known: Vec<KnownState>,
     /// For each of `known`, the latest start of an operation, up to this one, that leaves the key
     /// present.
     there_since: Vec<Option<u64>>,
@@ -207,14 +216,16 @@ impl KeyFacts {
         }
         for Fact { operation, start, end, step } in facts {
             match step {
-                Step::Sees(state) => known.push(Known { operation, start, end, state }),
-                Step::Changes(Change { becomes, .. }) => {
-                    let state = Seen::Exactly(becomes);
-                    known.push(Known { operation, start, end, state });
+                ObservationStep::Sees(state) => {
+                    known.push(KnownState { operation, start, end, state })
                 }
-                Step::MayChange(_) => {}
+                ObservationStep::Changes(KeyChange { becomes, .. }) => {
+                    let state = ObservedState::Exactly(becomes);
+                    known.push(KnownState { operation, start, end, state });
+                }
+                ObservationStep::MayChange(_) => {}
             }
-            if let Step::Changes(change) | Step::MayChange(change) = step {
+            if let ObservationStep::Changes(change) | ObservationStep::MayChange(change) = step {
                 match change.becomes {
                     Some(value) => writes.entry(value).or_default().push((start, end)),
                     None => {
@@ -232,7 +243,7 @@ impl KeyFacts {
         let there_since = known
             .iter()
             .map(|known| {
-                if known.state != Seen::Exactly(None) {
+                if known.state != ObservedState::Exactly(None) {
                     since = since.max(Some(known.start));
                 }
                 since
@@ -260,18 +271,18 @@ impl KeyFacts {
         }
     }
 
-    fn certainly_gone(&self, value: u64, start: u64, end: u64) -> Option<Gone> {
-        let mut gone = Gone::NeverWritten;
+    fn certainly_gone(&self, value: u64, start: u64, end: u64) -> Option<ImpossibleValue> {
+        let mut gone = ImpossibleValue::NeverWritten;
         let writes = self.writes.get(&value).map_or(&[][..], |writes| writes);
-        let other = |state: Seen| match state {
-            Seen::Exactly(state) => state != Some(value),
-            Seen::Present => false,
+        let other = |state: ObservedState| match state {
+            ObservedState::Exactly(state) => state != Some(value),
+            ObservedState::Present => false,
         };
         let ended = &self.known[..self.known_before(start)];
         for (_, written) in writes.iter().filter(|(invoked, _)| *invoked < end) {
             // The latest answer is the most likely to have been invoked after the write returned.
             let by = ended.iter().rev().find(|x| x.start > *written && other(x.state))?;
-            gone = Gone::Replaced(by.operation);
+            gone = ImpossibleValue::Replaced(by.operation);
         }
         Some(gone)
     }
@@ -283,32 +294,41 @@ mod tests {
     use super::*;
     use std::ops::Bound;
 
-    fn scan(lower: u64, upper: u64) -> Scan<u64> {
-        Scan::range(lower..upper)
+    fn scan(lower: u64, upper: u64) -> ScanResult<u64> {
+        ScanResult::range(lower..upper)
     }
 
     fn verdict(
         initial: &[(u64, u64)],
-        others: &[(u32, u64, u64, Action, Outcome)],
+        others: &[(u32, u64, u64, ClientAction, OperationOutcome)],
         (from, to): (u64, u64),
-        scan: Scan<u64>,
+        scan: ScanResult<u64>,
         records: &[(u64, u64)],
-    ) -> Verdict {
+    ) -> CheckVerdict {
         let mut all = others.to_vec();
-        all.push((9, from, to, Action::Scan(scan), Outcome::Records(records.to_vec())));
+        all.push((
+            9,
+            from,
+            to,
+            ClientAction::Scan(scan),
+            OperationOutcome::Records(records.to_vec()),
+        ));
         check_scans(&history(initial, all))
     }
 
-    fn refused(verdict: &Verdict, why: &str) {
-        assert!(matches!(verdict, Verdict::Violated(text) if text.contains(why)), "{verdict:?}");
+    fn refused(verdict: &CheckVerdict, why: &str) {
+        assert!(
+            matches!(verdict, CheckVerdict::Violated(text) if text.contains(why)),
+            "{verdict:?}"
+        );
     }
 
     const FULL: &[(u64, u64)] = &[(1, 10), (2, 20), (3, 30)];
 
     #[test]
     fn form_is_checked_in_both_directions() {
-        let holds = |scan: Scan<u64>, records: &[(u64, u64)]| {
-            assert_eq!(verdict(FULL, &[], (1, 2), scan, records), Verdict::Holds);
+        let holds = |scan: ScanResult<u64>, records: &[(u64, u64)]| {
+            assert_eq!(verdict(FULL, &[], (1, 2), scan, records), CheckVerdict::Holds);
         };
         holds(scan(0, 9), FULL);
         holds(scan(0, 9).reverse(), &[(3, 30), (2, 20), (1, 10)]);
@@ -316,7 +336,7 @@ mod tests {
         holds(scan(0, 9).reverse().limit(2), &[(3, 30), (2, 20)]);
         holds(scan(0, 9).limit(0), &[]);
         holds(scan(1, 3), &[(1, 10), (2, 20)]);
-        let bad = |scan: Scan<u64>, records: &[(u64, u64)], why: &str| {
+        let bad = |scan: ScanResult<u64>, records: &[(u64, u64)], why: &str| {
             refused(&verdict(FULL, &[], (1, 2), scan, records), why);
         };
         bad(scan(0, 9), &[(1, 10), (1, 10), (2, 20), (3, 30)], "key 1 twice");
@@ -324,68 +344,87 @@ mod tests {
         bad(scan(0, 9).reverse(), FULL, "key 1 before key 2");
         bad(scan(0, 3), FULL, "key 3, outside");
         bad(scan(0, 9).limit(2), FULL, "more than its limit");
-        let above = Scan { lower: Bound::Excluded(1), ..scan(0, 9) };
+        let above = ScanResult { lower: Bound::Excluded(1), ..scan(0, 9) };
         bad(above, FULL, "key 1, outside");
     }
 
     #[test]
     fn a_key_that_is_there_throughout_must_be_seen() {
-        let bad = |scan: Scan<u64>, records: &[(u64, u64)], key: &str| {
+        let bad = |scan: ScanResult<u64>, records: &[(u64, u64)], key: &str| {
             refused(&verdict(FULL, &[], (1, 2), scan, records), key);
         };
         bad(scan(0, 9), &[(1, 10), (3, 30)], "missed key 2");
         bad(scan(0, 9).limit(2), &[(1, 10), (3, 30)], "missed key 2");
         bad(scan(0, 9).reverse().limit(1), &[(2, 20)], "missed key 3");
         bad(scan(0, 9).reverse(), &[(3, 30), (2, 20)], "missed key 1");
-        let inserted = (0, 1, 5, Action::Insert(4, 40), Outcome::Applied(true));
+        let inserted = (0, 1, 5, ClientAction::Insert(4, 40), OperationOutcome::Applied(true));
         let rest = FULL;
         let after = verdict(FULL, std::slice::from_ref(&inserted), (6, 8), scan(0, 9), rest);
         refused(&after, "missed key 4");
         let during = verdict(FULL, &[inserted], (4, 8), scan(0, 9), rest);
-        assert_eq!(during, Verdict::Holds, "it may have come after the scan passed");
+        assert_eq!(during, CheckVerdict::Holds, "it may have come after the scan passed");
     }
 
     #[test]
     fn a_key_that_may_have_been_removed_need_not_be_seen() {
         let without = &[(1, 10), (3, 30)];
-        let remove = |from, to, outcome| (0, from, to, Action::Remove(2), outcome);
+        let remove = |from, to, outcome| (0, from, to, ClientAction::Remove(2), outcome);
         let verdict_with = |others: &[_]| verdict(FULL, others, (10, 20), scan(0, 9), without);
-        let removed = Outcome::Applied(true);
-        assert_eq!(verdict_with(&[remove(1, 5, removed.clone())]), Verdict::Holds);
-        assert_eq!(verdict_with(&[remove(15, 30, removed.clone())]), Verdict::Holds);
-        assert_eq!(verdict_with(&[remove(1, 2, unknown())]), Verdict::Holds, "it may land late");
-        assert_eq!(verdict_with(&[remove(1, 0, Outcome::NoReturn)]), Verdict::Holds);
+        let removed = OperationOutcome::Applied(true);
+        assert_eq!(verdict_with(&[remove(1, 5, removed.clone())]), CheckVerdict::Holds);
+        assert_eq!(verdict_with(&[remove(15, 30, removed.clone())]), CheckVerdict::Holds);
+        assert_eq!(
+            verdict_with(&[remove(1, 2, unknown())]),
+            CheckVerdict::Holds,
+            "it may land late"
+        );
+        assert_eq!(verdict_with(&[remove(1, 0, OperationOutcome::NoReturn)]), CheckVerdict::Holds);
         refused(&verdict_with(&[remove(21, 30, removed.clone())]), "missed key 2");
-        refused(&verdict_with(&[remove(1, 2, Outcome::Failed("no".into()))]), "missed key 2");
+        refused(
+            &verdict_with(&[remove(1, 2, OperationOutcome::Failed("no".into()))]),
+            "missed key 2",
+        );
         // The key came back before the scan.
-        let back = (1, 6, 8, Action::Insert(2, 21), Outcome::Applied(true));
+        let back = (1, 6, 8, ClientAction::Insert(2, 21), OperationOutcome::Applied(true));
         refused(&verdict_with(&[remove(1, 5, removed.clone()), back.clone()]), "missed key 2");
         // The removal may have come after the insertion.
-        assert_eq!(verdict_with(&[remove(1, 7, removed), back]), Verdict::Holds);
+        assert_eq!(verdict_with(&[remove(1, 7, removed), back]), CheckVerdict::Holds);
     }
 
     #[test]
     fn a_scan_of_one_leaf_is_of_one_moment() {
-        let set = |key, from, to, value| (0, from, to, Action::Upsert(key, value), Outcome::Done);
+        let set = |key, from, to, value| {
+            (0, from, to, ClientAction::Upsert(key, value), OperationOutcome::Done)
+        };
         let verdict_with = |others: &[_], records: &[(u64, u64)]| {
-            let scan = (9, 1, 20, Action::Scan(scan(0, 9)), Outcome::Records(records.to_vec()));
+            let scan = (
+                9,
+                1,
+                20,
+                ClientAction::Scan(scan(0, 9)),
+                OperationOutcome::Records(records.to_vec()),
+            );
             let all = others.iter().cloned().chain([scan]);
             check_snapshots(&history(FULL, all))
         };
         let one_after_the_other = [set(1, 2, 4, 11), set(3, 6, 8, 31)];
         for (one, three) in [(10, 30), (11, 30), (11, 31)] {
             let records = [(1, one), (2, 20), (3, three)];
-            assert_eq!(verdict_with(&one_after_the_other, &records), Verdict::Holds);
+            assert_eq!(verdict_with(&one_after_the_other, &records), CheckVerdict::Holds);
         }
         let mixed = [(1, 10), (2, 20), (3, 31)];
         refused(&verdict_with(&one_after_the_other, &mixed), "different moments");
         let together = [set(1, 2, 7, 11), set(3, 6, 8, 31)];
-        assert_eq!(verdict_with(&together, &mixed), Verdict::Holds);
-        let removed = [(0, 2, 4, Action::Remove(1), Outcome::Applied(true)), set(3, 6, 8, 31)];
+        assert_eq!(verdict_with(&together, &mixed), CheckVerdict::Holds);
+        let removed =
+            [(0, 2, 4, ClientAction::Remove(1), OperationOutcome::Applied(true)), set(3, 6, 8, 31)];
         refused(&verdict_with(&removed, &mixed), "different moments");
-        assert_eq!(verdict_with(&removed, &[(2, 20), (3, 30)]), Verdict::Holds);
-        let inserted = [set(3, 2, 4, 31), (0, 6, 8, Action::Insert(4, 40), Outcome::Applied(true))];
-        assert_eq!(verdict_with(&inserted, &[(1, 10), (2, 20), (3, 31)]), Verdict::Holds);
+        assert_eq!(verdict_with(&removed, &[(2, 20), (3, 30)]), CheckVerdict::Holds);
+        let inserted = [
+            set(3, 2, 4, 31),
+            (0, 6, 8, ClientAction::Insert(4, 40), OperationOutcome::Applied(true)),
+        ];
+        assert_eq!(verdict_with(&inserted, &[(1, 10), (2, 20), (3, 31)]), CheckVerdict::Holds);
         let before = [(1, 10), (2, 20), (3, 30), (4, 40)];
         refused(&verdict_with(&inserted, &before), "different moments");
     }
@@ -393,25 +432,38 @@ mod tests {
     #[test]
     fn ghosts_are_found() {
         let with = |value| vec![(1, 10), (2, value), (3, 30)];
-        let write = |from, to, value, outcome| (0, from, to, Action::Upsert(2, value), outcome);
+        let write =
+            |from, to, value, outcome| (0, from, to, ClientAction::Upsert(2, value), outcome);
         let verdict_with =
             |others: &[_], value| verdict(FULL, others, (10, 20), scan(0, 9), &with(value));
         refused(&verdict_with(&[], 77), "no operation had written");
-        let early = write(1, 2, 21, Outcome::Done);
-        assert_eq!(verdict_with(std::slice::from_ref(&early), 21), Verdict::Holds);
+        let early = write(1, 2, 21, OperationOutcome::Done);
+        assert_eq!(verdict_with(std::slice::from_ref(&early), 21), CheckVerdict::Holds);
         refused(&verdict_with(std::slice::from_ref(&early), 20), "certainly gone");
-        assert_eq!(verdict_with(&[write(15, 25, 21, Outcome::Done)], 21), Verdict::Holds);
-        assert_eq!(verdict_with(&[write(15, 25, 21, Outcome::Done)], 20), Verdict::Holds);
-        refused(&verdict_with(&[write(21, 25, 21, Outcome::Done)], 21), "no operation had written");
         assert_eq!(
-            verdict_with(&[write(1, 2, 21, unknown()), write(3, 4, 22, Outcome::Done)], 21),
-            Verdict::Holds,
+            verdict_with(&[write(15, 25, 21, OperationOutcome::Done)], 21),
+            CheckVerdict::Holds
+        );
+        assert_eq!(
+            verdict_with(&[write(15, 25, 21, OperationOutcome::Done)], 20),
+            CheckVerdict::Holds
+        );
+        refused(
+            &verdict_with(&[write(21, 25, 21, OperationOutcome::Done)], 21),
+            "no operation had written",
+        );
+        assert_eq!(
+            verdict_with(
+                &[write(1, 2, 21, unknown()), write(3, 4, 22, OperationOutcome::Done)],
+                21
+            ),
+            CheckVerdict::Holds,
             "an uncertain write may land late"
         );
         // A read of another value proves as much as a write.
-        let read = (1, 5, 6, Action::Get(2), Outcome::Value(Some(21)));
+        let read = (1, 5, 6, ClientAction::Get(2), OperationOutcome::Value(Some(21)));
         refused(&verdict_with(&[write(1, 2, 21, unknown()), read], 20), "certainly gone");
-        let removed = (1, 5, 6, Action::Remove(2), Outcome::Applied(true));
+        let removed = (1, 5, 6, ClientAction::Remove(2), OperationOutcome::Applied(true));
         refused(&verdict_with(&[removed], 20), "certainly gone");
     }
 }

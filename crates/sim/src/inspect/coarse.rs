@@ -5,14 +5,14 @@
 //! as checked by [`super::walk`]. *At the end*, each node that a tree has allocated is either in
 //! the tree or retired, so none leaks.
 
-use super::walk::{Access, Stop, Walk, records};
-use super::{Expect, Records};
+use super::walk::{PageAccess, Walk, WalkStop, records};
+use super::{ExpectedState, NamedRecords};
 use farleaf_fabric::{Region, RpcService};
-use farleaf_page::{Named, Page, Superblock};
+use farleaf_page::{NamedLayout, Page, Superblock};
 
-impl<'a, L: Named> Walk<'a, L> {
+impl<'a, L: NamedLayout> Walk<'a, L> {
     /// The records of all trees, ordered by key.
-    pub(super) fn coarse(&mut self) -> Result<Records, Stop> {
+    pub(super) fn coarse(&mut self) -> Result<NamedRecords, WalkStop> {
         let mut all = Vec::new();
         for number in 0..self.pool.servers.len() {
             all.extend(records(&self.tree_of(number)?.unwrap_or_default())?);
@@ -23,19 +23,19 @@ impl<'a, L: Named> Walk<'a, L> {
     }
 
     /// The leaves of a memory server's tree, or `None` if a page on the path is held.
-    pub(super) fn tree_of(&mut self, number: usize) -> Result<Option<Vec<Page<'a, L>>>, Stop> {
+    pub(super) fn tree_of(&mut self, number: usize) -> Result<Option<Vec<Page<'a, L>>>, WalkStop> {
         let server = &self.pool.servers[number];
         let root = Superblock::root(&Region::words(server.region())[..Superblock::WORDS]);
         let met_before = self.met.len();
-        let leaves = match self.leaves(root, Access::OnServer) {
-            Err(Stop::Held) => return Ok(None),
+        let leaves = match self.leaves(root, PageAccess::OnServer) {
+            Err(WalkStop::Held) => return Ok(None),
             leaves => leaves?,
         };
         let (taken, retired) = (server.tree().usage().nodes_in_use, server.tree().retired_nodes());
         let found = (self.met.len() - met_before + retired.len()) as u64;
-        if self.expect != Expect::WellFormed && taken != found {
+        if self.expect != ExpectedState::WellFormed && taken != found {
             let fault = format!("the tree of server {number} has {taken} nodes, {found} are there");
-            return Err(Stop::Wrong(fault));
+            return Err(WalkStop::Wrong(fault));
         }
         Ok(Some(leaves))
     }

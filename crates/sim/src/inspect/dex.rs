@@ -9,22 +9,22 @@
 //! *Invariants once everything is written back*, unless there was a crash: fences match the
 //! parents, keys lie within them, and no node is reachable twice.
 
-use super::walk::{Stop, Walk, named};
-use super::{Expect, Records};
+use super::walk::{Walk, WalkStop, named};
+use super::{ExpectedState, NamedRecords};
 use farleaf_fabric::{GlobalAddr, RpcService};
-use farleaf_page::{Named, OwnedKey, ScanWindow, Superblock};
+use farleaf_page::{NamedLayout, OwnedKey, ScanWindow, Superblock};
 use std::ops::Bound;
 
 /// A node to visit: its address, its level if known, and the keys routed to it.
 type Routed<L> = (GlobalAddr, Option<u8>, OwnedKey<L>, Option<OwnedKey<L>>);
 
-impl<L: Named> Walk<'_, L> {
+impl<L: NamedLayout> Walk<'_, L> {
     /// Inspects the whole tree and returns the records of all reachable leaves.
-    pub(super) fn dex(&mut self) -> Result<Records, Stop> {
+    pub(super) fn dex(&mut self) -> Result<NamedRecords, WalkStop> {
         let (pool, expect) = (self.pool, self.expect);
         let mut records = Vec::new();
         if pool.doomed.contains(&0) {
-            return Ok(Records::new());
+            return Ok(NamedRecords::new());
         }
         let superblock = &pool.servers[0].region().words()[..Superblock::WORDS];
         let root = Superblock::root(superblock);
@@ -37,7 +37,7 @@ impl<L: Named> Walk<'_, L> {
             if pool.doomed.contains(&at.server().number()) {
                 continue;
             }
-            let wrong = |what: String| Err(Stop::Wrong(format!("{}: {what}", path())));
+            let wrong = |what: String| Err(WalkStop::Wrong(format!("{}: {what}", path())));
             if self.is_free(at) {
                 return wrong("it is free".to_owned());
             }
@@ -46,13 +46,14 @@ impl<L: Named> Walk<'_, L> {
             }
             let is_inner = level.is_none_or(|level| level > 0);
             if is_inner && !page.is_of_one_piece() {
-                if expect != Expect::WellFormed {
+                if expect != ExpectedState::WellFormed {
                     return wrong("its checksum does not match".to_owned());
                 }
                 continue;
             }
             // The byte strings of a half-written leaf may be arbitrary.
-            if L::HAS_HEAP && !is_inner && expect == Expect::WellFormed && !page.stamp_fits() {
+            if L::HAS_HEAP && !is_inner && expect == ExpectedState::WellFormed && !page.stamp_fits()
+            {
                 continue;
             }
             if page.address() != at {
@@ -65,23 +66,24 @@ impl<L: Named> Walk<'_, L> {
             // A leaf has no checksum, so a torn WRITE may have changed only one of the two words of
             // an infinite fence.
             let is_half = |end: &OwnedKey<L>| {
-                expect == Expect::WellFormed && L::name_of_key(L::key(end)) == Some(u64::MAX)
+                expect == ExpectedState::WellFormed && L::name_of_key(L::key(end)) == Some(u64::MAX)
             };
             let end = fences.1.as_ref().filter(|end| !is_half(end));
             let ends = |end| high.as_ref().is_some_and(|high| high <= end);
             let covers = fences.0 <= low && end.is_none_or(ends);
-            if !covers || (expect == Expect::Exact && fences != (low.clone(), high.clone())) {
+            if !covers || (expect == ExpectedState::Exact && fences != (low.clone(), high.clone()))
+            {
                 return wrong(format!("its fences are {fences:?}"));
             }
             if page.level() == 0 {
-                if expect != Expect::WellFormed && !page.stamp_fits() {
+                if expect != ExpectedState::WellFormed && !page.stamp_fits() {
                     return wrong("its stamp does not match".to_owned());
                 }
                 let upper = high.as_ref().map_or(Bound::Unbounded, Bound::Excluded).map(L::key);
                 let lower = Bound::Included(L::key(&low));
                 let window = ScanWindow { lower, upper, reverse: false, limit: usize::MAX };
                 let found = L::leaf_collect(page, &window, &mut records);
-                if expect == Expect::Exact && found != page.live_count() {
+                if expect == ExpectedState::Exact && found != page.live_count() {
                     return wrong("it has keys beyond its fences".to_owned());
                 }
                 continue;
@@ -99,8 +101,8 @@ impl<L: Named> Walk<'_, L> {
             }
         }
         let Some(value) = pool.blocks else { return named::<L>(records) };
-        if expect == Expect::WellFormed && pool.tears {
-            return Ok(Records::new());
+        if expect == ExpectedState::WellFormed && pool.tears {
+            return Ok(NamedRecords::new());
         }
         let resolved =
             records.into_iter().map(|(key, stored)| match value(pool, L::value(&stored)) {

@@ -18,26 +18,26 @@
 //! *Thread safety*: plain functions over atomics, called between two steps of the simulator.
 
 use super::walk::named;
-use super::{Pool, Records, at_the_end};
+use super::{InspectedPool, NamedRecords, at_the_end};
 use crate::client::settle;
 use crate::scenario::Scenario;
-use farleaf_dlsm::{Dlsm, DlsmServer, Shard, TableView};
+use farleaf_dlsm::{Dlsm, DlsmServer, LsmShard, TableView};
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, GlobalAddr};
-use farleaf_index::{ByName, Design, Encoded, IndexError, RangeIndex, Scan};
+use farleaf_index::{ByName, Design, Encoded, IndexError, RangeIndex, ScanResult};
 use farleaf_page::table::{
-    Clip, Damaged, Found, Index, KeyBuf, Kind, MAX_SEQUENCE, Meta, Placed, Record, Run,
-    in_table_order,
+    Clip, DamagedSsTable, KeyBuf, MAX_SEQUENCE, Placed, RecordKind, RecordRun, SsTableIndex,
+    SsTableLookup, SsTableMeta, SsTableRecord, in_table_order,
 };
-use farleaf_page::{Layout, Named};
+use farleaf_page::{Layout, NamedLayout};
 use farleaf_pool::server::MemoryServer;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A tree, and the memory that its tables lie in.
-pub(crate) struct Tree<'a, L: Layout> {
-    pool: &'a Pool<L>,
-    shard: &'a Arc<Shard>,
+pub(crate) struct InspectedTree<'a, L: Layout> {
+    pool: &'a InspectedPool<L>,
+    shard: &'a Arc<LsmShard>,
     /// Whether a WRITE may still land when its table is given up and its handle is gone.
     loses_extents: bool,
     /// Whether the last flush may fail.
@@ -53,17 +53,21 @@ struct Newest {
 }
 
 /// The contents of a tree's tables.
-struct Seen {
+struct SsTableContents {
     keys: BTreeMap<Vec<u8>, Newest>,
     /// No table was left out because its server may be dead.
     is_whole: bool,
 }
 
-impl<'a, L> Tree<'a, L>
+impl<'a, L> InspectedTree<'a, L>
 where
-    L: Named,
+    L: NamedLayout,
 {
-    pub(crate) fn new(pool: &'a Pool<L>, shard: &'a Arc<Shard>, scenario: &Scenario) -> Self {
+    pub(crate) fn new(
+        pool: &'a InspectedPool<L>,
+        shard: &'a Arc<LsmShard>,
+        scenario: &Scenario,
+    ) -> Self {
         let loses_extents = pool.is_uncertain || pool.clients_die;
         let may_fail = !scenario.allowed_errors.is_empty();
         Self { pool, shard, loses_extents, may_fail }
@@ -74,12 +78,12 @@ where
         self.seen().map(drop)
     }
 
-    fn seen(&self) -> Result<Seen, String> {
+    fn seen(&self) -> Result<SsTableContents, String> {
         let tables = self.shard.tables();
         self.check_ranges()?;
         self.check_extents(&tables)?;
         self.check_directory(&tables)?;
-        let mut seen = Seen { keys: BTreeMap::new(), is_whole: true };
+        let mut seen = SsTableContents { keys: BTreeMap::new(), is_whole: true };
         for (place, table) in tables.iter().enumerate() {
             let doomed =
                 |(at, _): &(GlobalAddr, u64)| self.pool.doomed.contains(&at.server().number());
@@ -131,7 +135,7 @@ where
             return Ok(());
         };
         let known = |view: &TableView| {
-            let meta = Meta { extents: Vec::new(), ..view.meta.clone() };
+            let meta = SsTableMeta { extents: Vec::new(), ..view.meta.clone() };
             (meta.footer.table, (meta, view.pieces.first().map(|(at, _)| at.to_bits())))
         };
         let listed = |table: Placed| {
@@ -147,7 +151,7 @@ where
         Err(format!("the directory has tables {listed:?}, and the version {known:?}"))
     }
 
-    fn check_table(&self, view: &TableView, seen: &mut Seen) -> Result<(), String> {
+    fn check_table(&self, view: &TableView, seen: &mut SsTableContents) -> Result<(), String> {
         let (meta, footer) = (&view.meta, &view.meta.footer);
         let mut words = Vec::new();
         for (at, count) in &view.pieces {
@@ -160,12 +164,12 @@ where
         let Some(gone) = gone.filter(|gone| *gone == 0 || part.is_some()) else {
             return Err(format!("its extents have {} of its words", words.len()));
         };
-        let text = |damaged: Damaged| damaged.to_string();
+        let text = |damaged: DamagedSsTable| damaged.to_string();
         let Some(data_words) = (footer.data_words as usize).checked_sub(gone) else {
             return Err(format!("its extents have only {} words of its index", words.len()));
         };
         let sections = words.split_off(data_words);
-        let index = Index::open(sections, footer.table).map_err(text)?;
+        let index = SsTableIndex::open(sections, footer.table).map_err(text)?;
         if index.footer() != footer {
             return Err(format!("its footer is {:?}, and not {footer:?}", index.footer()));
         }
@@ -176,7 +180,7 @@ where
         let Some(before) = (begin as usize).checked_sub(gone) else {
             return Err(format!("its extents begin at word {gone}, and its records at {begin}"));
         };
-        let run = Run::new(words.split_off(before), footer.table).map_err(text)?;
+        let run = RecordRun::new(words.split_off(before), footer.table).map_err(text)?;
         let mut last: Option<(KeyBuf, u64)> = None;
         let (mut keys, mut tombstones, mut at) = (0, 0, begin);
         let (mut lowest, mut highest) = (u64::MAX, 0);
@@ -199,7 +203,7 @@ where
             if meta.clip.has(key) {
                 seen.meet(record)?;
             }
-            tombstones += u64::from(record.kind() == Kind::Tombstone);
+            tombstones += u64::from(record.kind() == RecordKind::Tombstone);
             at += record.words() as u32;
             (lowest, highest) = (lowest.min(sequence), highest.max(sequence));
             last = Some((key.into(), sequence));
@@ -237,7 +241,7 @@ where
             let index = ByName::<L, _>::new(index);
             settle(&fabric, &index).await;
             index.flush().await?;
-            index.scan(&Scan::range(..)).await
+            index.scan(&ScanResult::range(..)).await
         });
         let records = match scanned.pop().flatten() {
             Some(Ok(records)) => records,
@@ -265,14 +269,14 @@ where
 
 /// The trees of compute servers that are processes.
 pub(crate) struct Shards<L: Layout> {
-    pool: Pool<L>,
+    pool: InspectedPool<L>,
     scenario: Scenario,
     /// By compute server: what has the trees of its present life.
     living: Mutex<BTreeMap<u16, Arc<DlsmServer<L>>>>,
 }
 
-impl<L: Named> Shards<L> {
-    pub(crate) fn new(pool: Pool<L>, scenario: &Scenario) -> Self {
+impl<L: NamedLayout> Shards<L> {
+    pub(crate) fn new(pool: InspectedPool<L>, scenario: &Scenario) -> Self {
         Self { pool, scenario: scenario.clone(), living: Mutex::default() }
     }
 
@@ -285,14 +289,14 @@ impl<L: Named> Shards<L> {
         lock(&self.living).remove(&compute_server);
     }
 
-    fn tree<'t>(&'t self, shard: &'t Arc<Shard>) -> Tree<'t, L> {
-        Tree::new(&self.pool, shard, &self.scenario)
+    fn tree<'t>(&'t self, shard: &'t Arc<LsmShard>) -> InspectedTree<'t, L> {
+        InspectedTree::new(&self.pool, shard, &self.scenario)
     }
 
     /// Inspects all trees at any moment.
     pub(crate) fn look(&self) -> Result<(), String> {
         let shards = lock(&self.living).values().flat_map(|server| server.shards()).collect();
-        let mut shards: Vec<Arc<Shard>> = shards;
+        let mut shards: Vec<Arc<LsmShard>> = shards;
         // Between two owners, or before its first use, a shard is no one's.
         shards.retain(|shard| shard.epoch() > 0);
         shards.iter().try_for_each(|shard| self.tree(shard).look().map_err(|f| of(shard, f)))?;
@@ -300,8 +304,11 @@ impl<L: Named> Shards<L> {
     }
 
     /// Inspects the trees that a reader has opened at the end. Returns their records.
-    pub(crate) fn held(&self, shards: impl Iterator<Item = Arc<Shard>>) -> Result<Records, String> {
-        let (mut records, shards) = (Records::new(), Vec::from_iter(shards));
+    pub(crate) fn held(
+        &self,
+        shards: impl Iterator<Item = Arc<LsmShard>>,
+    ) -> Result<NamedRecords, String> {
+        let (mut records, shards) = (NamedRecords::new(), Vec::from_iter(shards));
         for shard in &shards {
             let tree = self.tree(shard);
             let seen = tree.look_at_rest().and_then(|()| tree.seen()?.records::<L>(&shard.clip()));
@@ -311,12 +318,12 @@ impl<L: Named> Shards<L> {
     }
 }
 
-fn of(shard: &Shard, fault: String) -> String {
+fn of(shard: &LsmShard, fault: String) -> String {
     format!("shard {}: {fault}", shard.id())
 }
 
 /// No memory is in tables of two shards.
-fn apart<'s>(shards: impl Iterator<Item = &'s Arc<Shard>>) -> Result<(), String> {
+fn apart<'s>(shards: impl Iterator<Item = &'s Arc<LsmShard>>) -> Result<(), String> {
     let mut used: BTreeMap<GlobalAddr, (u64, u64)> = BTreeMap::new();
     for shard in shards {
         for (at, words) in shard.tables().into_iter().flat_map(|table| table.pieces) {
@@ -351,18 +358,18 @@ fn check_place(table: &TableView, before: Option<&TableView>) -> Result<(), Stri
 }
 
 /// Whether the index leads to the newest version of a key, which begins at word `at`.
-fn finds(index: &Index, record: Record<'_>, at: u32) -> Result<bool, Damaged> {
+fn finds(index: &SsTableIndex, record: SsTableRecord<'_>, at: u32) -> Result<bool, DamagedSsTable> {
     let key = record.key();
     Ok(match index.find(key, key.hash(), MAX_SEQUENCE)? {
-        Found::Absent => false,
-        Found::Record { words, .. } => words.start == at,
-        Found::Group(words) => words.contains(&at),
+        SsTableLookup::Absent => false,
+        SsTableLookup::Record { words, .. } => words.start == at,
+        SsTableLookup::Group(words) => words.contains(&at),
     })
 }
 
-impl Seen {
+impl SsTableContents {
     /// Adds a record of a source that is asked after those before, or of the same one.
-    fn meet(&mut self, record: Record<'_>) -> Result<(), String> {
+    fn meet(&mut self, record: SsTableRecord<'_>) -> Result<(), String> {
         let (key, sequence) = (record.key().to_vec(), record.sequence());
         match self.keys.get_mut(&key) {
             Some(newest) if newest.lowest <= sequence => Err(format!(
@@ -376,7 +383,7 @@ impl Seen {
             None => {
                 let mut value = Vec::new();
                 record.append_value(&mut value);
-                let value = (record.kind() == Kind::Value).then_some(value);
+                let value = (record.kind() == RecordKind::Value).then_some(value);
                 self.keys.insert(key, Newest { lowest: sequence, value });
                 Ok(())
             }
@@ -384,9 +391,9 @@ impl Seen {
     }
 
     /// The records in `clip` by their names. Others in the tables are not the tree's any more.
-    fn records<L>(mut self, clip: &Clip) -> Result<Records, String>
+    fn records<L>(mut self, clip: &Clip) -> Result<NamedRecords, String>
     where
-        L: Named,
+        L: NamedLayout,
     {
         self.keys.retain(|key, _| clip.has(KeyBuf::from_bytes(key).key()));
         let there = self.keys.into_iter().filter_map(|(key, newest)| Some((key, newest.value?)));

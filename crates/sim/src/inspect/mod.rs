@@ -32,33 +32,33 @@ use crate::workload;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, RpcService};
-use farleaf_index::{ByName, Design, RangeIndex, Scan};
-use farleaf_page::{Layout, Named, NodeCarver, OwnedKey, OwnedValue, Page};
+use farleaf_index::{ByName, Design, RangeIndex, ScanResult};
+use farleaf_page::{Layout, NamedLayout, NodeCarver, OwnedKey, OwnedValue, Page};
 use farleaf_pool::server::MemoryServer;
 use rand::RngExt;
 use std::collections::BTreeSet;
-use walk::{Stop, Walk};
+use walk::{Walk, WalkStop};
 
-pub(crate) use lsm::{Shards, Tree};
+pub(crate) use lsm::{InspectedTree, Shards};
 
 /// Longest time between two inspections, in nanoseconds; it grows with the length of the run.
 const MAX_PAUSE_NS: u64 = 20_000;
 
 /// Records as (key, value) by their names, ordered by key.
-pub(crate) type Records = Vec<(u64, u64)>;
+pub(crate) type NamedRecords = Vec<(u64, u64)>;
 
 /// How the value for what a leaf has is found in a pool.
-type ValueIn<L> = fn(&Pool<L>, &<L as Layout>::Value) -> Option<OwnedValue<L>>;
+type ValueIn<L> = fn(&InspectedPool<L>, &<L as Layout>::Value) -> Option<OwnedValue<L>>;
 
 /// The state that an inspection expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Expect {
+pub(crate) enum ExpectedState {
     /// A tree in the middle of changes.
     WellFormed,
     /// A tree with no changes in progress or waiting for write-back.
     Exact,
-    /// Like [`Expect::Exact`], for DEX after a crash: nodes that no compute server has fetched
-    /// since then may hold more keys than their parents route to them.
+    /// Like [`ExpectedState::Exact`], for DEX after a crash: nodes that no compute server has
+    /// fetched since then may hold more keys than their parents route to them.
     Settled,
 }
 
@@ -88,7 +88,7 @@ pub(crate) async fn watch(
 }
 
 /// The memory servers' regions, as one index.
-pub(crate) struct Pool<L: Layout> {
+pub(crate) struct InspectedPool<L: Layout> {
     servers: Vec<Arc<MemoryServer<L>>>,
     design: DesignSpec,
     /// Lower bounds of the memory servers' key ranges, except the first; meaningful under range
@@ -110,7 +110,7 @@ pub(crate) struct Pool<L: Layout> {
     tears: bool,
 }
 
-impl<L: Layout> Pool<L> {
+impl<L: Layout> InspectedPool<L> {
     /// The words at an address; `None` if they are not all in a server's region.
     pub(crate) fn words(&self, at: GlobalAddr, words: usize) -> Option<Vec<u64>> {
         let server = self.servers.get(at.server().index())?;
@@ -119,7 +119,7 @@ impl<L: Layout> Pool<L> {
     }
 }
 
-impl<L: Named> Pool<L> {
+impl<L: NamedLayout> InspectedPool<L> {
     /// A memory server, unless it may be dead.
     fn living(&self, number: u16) -> Option<&MemoryServer<L>> {
         let server = self.servers.get(usize::from(number))?;
@@ -171,7 +171,7 @@ impl<L: Named> Pool<L> {
     }
 
     /// Inspects the whole index. Returns the records of all leaves that it reached.
-    pub(crate) fn look(&self, expect: Expect) -> Result<Records, String> {
+    pub(crate) fn look(&self, expect: ExpectedState) -> Result<NamedRecords, String> {
         let mut walk = Walk::new(self, expect);
         let seen = match self.design {
             DesignSpec::Coarse { .. } => walk.coarse(),
@@ -181,18 +181,18 @@ impl<L: Named> Pool<L> {
             DesignSpec::Hybrid { .. } => walk.hybrid(),
             DesignSpec::Smart { spread, .. } => walk.radix(spread),
             DesignSpec::Dex { .. } => walk.dex(),
-            DesignSpec::Dlsm { .. } => Err(Stop::Wrong("tables are not pages".to_owned())),
+            DesignSpec::Dlsm { .. } => Err(WalkStop::Wrong("tables are not pages".to_owned())),
         };
         match seen {
             Ok(records) => Ok(records),
-            Err(Stop::Held) => Ok(Vec::new()),
-            Err(Stop::Wrong(fault)) => Err(fault),
+            Err(WalkStop::Held) => Ok(Vec::new()),
+            Err(WalkStop::Wrong(fault)) => Err(fault),
         }
     }
 
     /// Inspects the index repeatedly until the run is over.
     pub(crate) async fn watch(&self, fabric: impl Fabric, board: &Board, seed: u64) {
-        watch(fabric, board, seed, || self.look(Expect::WellFormed).map(drop)).await;
+        watch(fabric, board, seed, || self.look(ExpectedState::WellFormed).map(drop)).await;
     }
 
     /// Inspects a design without caches for the last time: it must hold the records that a scan
@@ -204,7 +204,7 @@ impl<L: Named> Pool<L> {
         observer: u16,
     ) -> Result<(), String> {
         if self.is_uncertain {
-            return self.look(Expect::WellFormed).map(drop).map_err(at_the_end);
+            return self.look(ExpectedState::WellFormed).map(drop).map_err(at_the_end);
         }
         let mut scanned = cluster.run(&[observer], async |fabric, _| {
             if self.last_words_ns > 0 {
@@ -213,13 +213,13 @@ impl<L: Named> Pool<L> {
                 fabric.sleep(self.last_words_ns).await;
             }
             let index = ByName::<L, _>::new(De::open(fabric, compute).await?);
-            index.scan(&Scan::range(..)).await
+            index.scan(&ScanResult::range(..)).await
         });
         let records = match scanned.pop().flatten() {
             Some(Ok(records)) => records,
             other => return Err(format!("the index cannot be scanned at the end: {other:?}")),
         };
-        let held = self.look(Expect::Exact).map_err(at_the_end)?;
+        let held = self.look(ExpectedState::Exact).map_err(at_the_end)?;
         if held != records {
             return Err(at_the_end(format!(
                 "it holds {held:?}, but the index returns {records:?}"

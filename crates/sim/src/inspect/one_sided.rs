@@ -13,30 +13,30 @@
 //! that begins at its key, even while the leaf is locked, because a change removes the record
 //! first.
 
-use super::walk::{Access, Place, Stop, Walk, records, unnamed};
-use super::{Expect, Records};
+use super::walk::{PageAccess, PagePlace, Walk, WalkStop, records, unnamed};
+use super::{ExpectedState, NamedRecords};
 use farleaf_fabric::{GlobalAddr, Region, RpcService};
-use farleaf_page::{Named, OwnedKey, Page, Superblock};
+use farleaf_page::{NamedLayout, OwnedKey, Page, Superblock};
 
-impl<L: Named> Walk<'_, L> {
-    pub(super) fn blink(&mut self) -> Result<Records, Stop> {
+impl<L: NamedLayout> Walk<'_, L> {
+    pub(super) fn blink(&mut self) -> Result<NamedRecords, WalkStop> {
         let root = Superblock::root(self.superblock(0));
-        records(&self.leaves(root, Access::OneSided)?)
+        records(&self.leaves(root, PageAccess::OneSided)?)
     }
 
     fn superblock(&self, server: usize) -> &[farleaf_fabric::sync::AtomicU64] {
         &Region::words(self.pool.servers[server].region())[..Superblock::WORDS]
     }
 
-    pub(super) fn hybrid(&mut self) -> Result<Records, Stop> {
+    pub(super) fn hybrid(&mut self) -> Result<NamedRecords, WalkStop> {
         let named = self.named()?;
         let firsts = self.firsts()?;
-        let leaves = self.chain(firsts[0].1, 0, Access::OneSided)?;
+        let leaves = self.chain(firsts[0].1, 0, PageAccess::OneSided)?;
         let place = |leaf: &Page<'_, L>| (L::low(*leaf), leaf.address());
         let missing = firsts.iter().find(|first| !leaves.iter().any(|leaf| place(leaf) == **first));
         if let Some((low, at)) = missing {
             let fault = format!("the first leaf of a share at {at:?} does not begin at {low:?}");
-            return Err(Stop::Wrong(fault));
+            return Err(WalkStop::Wrong(fault));
         }
         // If a tree could not be inspected, some leaves may be missing in the other trees.
         let Some(mut known) = named else { return records(&leaves) };
@@ -47,19 +47,21 @@ impl<L: Named> Walk<'_, L> {
     }
 
     /// The first leaves of the shares, which no record names.
-    fn firsts(&self) -> Result<Vec<Place<L>>, Stop> {
+    fn firsts(&self) -> Result<Vec<PagePlace<L>>, WalkStop> {
         let lows = std::iter::once(L::min_key()).chain(self.pool.boundaries.iter().cloned());
         let firsts = (0..self.pool.servers.len()).map(|server| {
             Superblock::read::<L>(self.superblock(server)).map(|found| found.first_leaf)
         });
         lows.zip(firsts)
-            .map(|(low, first)| Ok((low, first.map_err(|error| Stop::Wrong(error.to_string()))?)))
+            .map(|(low, first)| {
+                Ok((low, first.map_err(|error| WalkStop::Wrong(error.to_string()))?))
+            })
             .collect()
     }
 
     /// The leaves that the servers' trees name (Y3), or `None` if one of the trees is being
     /// changed.
-    fn named(&mut self) -> Result<Option<Vec<Place<L>>>, Stop> {
+    fn named(&mut self) -> Result<Option<Vec<PagePlace<L>>>, WalkStop> {
         let mut named = Some(Vec::new());
         for server in 0..self.pool.servers.len() {
             let Some(leaves) = self.tree_of(server)? else {
@@ -69,7 +71,7 @@ impl<L: Named> Walk<'_, L> {
             for (key, value) in unnamed(&leaves) {
                 if self.pool.boundaries.partition_point(|low| *low <= key) != server {
                     let fault = format!("server {server} names a leaf from {key:?} on");
-                    return Err(Stop::Wrong(fault));
+                    return Err(WalkStop::Wrong(fault));
                 }
                 let at = L::address_of_value(L::value(&value));
                 self.check_named(&key, at)?;
@@ -82,9 +84,9 @@ impl<L: Named> Walk<'_, L> {
     }
 
     /// Checks Y3, even for a leaf that is locked.
-    fn check_named(&self, key: &OwnedKey<L>, at: GlobalAddr) -> Result<(), Stop> {
+    fn check_named(&self, key: &OwnedKey<L>, at: GlobalAddr) -> Result<(), WalkStop> {
         let page = self.pool.page(at)?;
-        let is_half_written = self.expect == Expect::WellFormed && !page.is_of_one_piece();
+        let is_half_written = self.expect == ExpectedState::WellFormed && !page.is_of_one_piece();
         if is_half_written || self.pool.doomed.contains(&at.server().number()) {
             return Ok(());
         }
@@ -97,6 +99,6 @@ impl<L: Named> Walk<'_, L> {
             _ => return Ok(()),
         };
         let fault = format!("a memory server leads from {key:?} to {at:?}, which {what}: {page:?}");
-        Err(Stop::Wrong(fault))
+        Err(WalkStop::Wrong(fault))
     }
 }

@@ -10,23 +10,25 @@
 //! *Invariant at the end of a run* without uncertain outcomes and deaths: no leaf is locked, and
 //! all leaves are whole.
 
-use super::walk::{Stop, Walk};
-use super::{Expect, Records};
+use super::walk::{Walk, WalkStop};
+use super::{ExpectedState, NamedRecords};
 use crate::scenario::DesignSpec;
 use crate::spread::gathered;
 use farleaf_fabric::{GlobalAddr, Region, RpcService};
 use farleaf_index::Encoded;
-use farleaf_page::{Child, LeafCopy, Named, NodeCopy, NodeSize, RadixForm, Slot, Superblock};
+use farleaf_page::{
+    LeafCopy, NamedLayout, NodeCopy, NodeSize, RadixChild, RadixForm, RadixSlot, Superblock,
+};
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
 
-impl<L: Named> Walk<'_, L> {
+impl<L: NamedLayout> Walk<'_, L> {
     /// The records, by their names.
-    pub(super) fn radix(&mut self, spread: bool) -> Result<Records, Stop> {
+    pub(super) fn radix(&mut self, spread: bool) -> Result<NamedRecords, WalkStop> {
         let words = &Region::words(self.pool.servers[0].region())[..Superblock::WORDS];
         let root = Superblock::root(words);
-        let slot = Slot::from_bits(self.words(root, 1)?[0]);
-        let mut found = Records::new();
+        let slot = RadixSlot::from_bits(self.words(root, 1)?[0]);
+        let mut found = NamedRecords::new();
         self.radix_below(slot, &[], &mut found)?;
         found.sort_unstable();
         if !spread {
@@ -34,42 +36,47 @@ impl<L: Named> Walk<'_, L> {
         }
         let named = found.into_iter().map(|(number, value)| match gathered(number) {
             Some(name) => Ok((name, value)),
-            None => Err(Stop::Wrong(format!("no key has the number {number:#x}"))),
+            None => Err(WalkStop::Wrong(format!("no key has the number {number:#x}"))),
         });
         named.collect()
     }
 
-    fn words(&self, at: GlobalAddr, words: usize) -> Result<Vec<u64>, Stop> {
+    fn words(&self, at: GlobalAddr, words: usize) -> Result<Vec<u64>, WalkStop> {
         if self.pool.doomed.contains(&at.server().number()) {
-            return Err(Stop::Held);
+            return Err(WalkStop::Held);
         }
         if self.is_free(at) {
-            return Err(Stop::Wrong(format!("what is at {at:?} is reachable but free")));
+            return Err(WalkStop::Wrong(format!("what is at {at:?} is reachable but free")));
         }
         let words = self.pool.words(at, words);
-        words.ok_or_else(|| Stop::Wrong(format!("{at:?} is in no memory server")))
+        words.ok_or_else(|| WalkStop::Wrong(format!("{at:?} is in no memory server")))
     }
 
     /// Adds the records below a slot whose keys all begin with `known`.
-    fn radix_below(&mut self, slot: Slot, known: &[u8], found: &mut Records) -> Result<(), Stop> {
+    fn radix_below(
+        &mut self,
+        slot: RadixSlot,
+        known: &[u8],
+        found: &mut NamedRecords,
+    ) -> Result<(), WalkStop> {
         let form = RadixForm::of::<L>();
         let (at, child) = (slot.at(), slot.child());
-        let wrong = |what: String| Err(Stop::Wrong(format!("at {at:?}: {what}")));
-        if child != Child::None && !self.met.insert(at) {
+        let wrong = |what: String| Err(WalkStop::Wrong(format!("at {at:?}: {what}")));
+        if child != RadixChild::None && !self.met.insert(at) {
             return wrong("it is reached twice".to_owned());
         }
         match child {
-            Child::None => Ok(()),
-            Child::Leaf => {
+            RadixChild::None => Ok(()),
+            RadixChild::Leaf => {
                 let words = self.words(at, slot.leaf_words())?;
                 let leaf = LeafCopy::new(form, slot.leaf_room(), &words);
                 if !leaf.key.starts_with(known) {
                     return wrong(format!("the leaf of {:?} is in a wrong place", leaf.key));
                 }
                 let divided = matches!(self.pool.design, DesignSpec::Smart { divided: true, .. });
-                let may_be_torn = divided && self.expect == Expect::WellFormed;
+                let may_be_torn = divided && self.expect == ExpectedState::WellFormed;
                 if leaf.word.is_locked() {
-                    if self.expect != Expect::WellFormed && !self.pool.clients_die {
+                    if self.expect != ExpectedState::WellFormed && !self.pool.clients_die {
                         return wrong("the leaf is still locked".to_owned());
                     }
                 } else if !may_be_torn && !leaf.is_whole() {
@@ -92,7 +99,7 @@ impl<L: Named> Walk<'_, L> {
                 }
                 Ok(())
             }
-            Child::Node(size) => {
+            RadixChild::Node(size) => {
                 let words = self.words(at, NodeCopy::words_of(form, NodeSize::LARGEST))?;
                 let Some(node) = NodeCopy::new(form, at, words.into_iter()) else {
                     return wrong("it has no header of a node".to_owned());
@@ -103,7 +110,7 @@ impl<L: Named> Walk<'_, L> {
                 if node.header.size < size {
                     return wrong(format!("it has {:?}, and its slot says {size:?}", node.header));
                 }
-                let used: Vec<Slot> = node.in_use().map(|(_, slot)| slot).collect();
+                let used: Vec<RadixSlot> = node.in_use().map(|(_, slot)| slot).collect();
                 let last = node.in_use().last().map_or(0, |(number, _)| number + 1);
                 // A node that only has a part of a long path may lead to one node.
                 let least = if form == RadixForm::Strings { 1 } else { 2 };

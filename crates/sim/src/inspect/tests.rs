@@ -1,7 +1,7 @@
 //! Each inspector passes an intact index and reports a damaged one.
 
-use super::walk::{Access, Walk};
-use super::{Expect, Pool};
+use super::walk::{PageAccess, Walk};
+use super::{ExpectedState, InspectedPool};
 use crate::scenario::Scenario;
 use crate::setup::{dex_options, start};
 use crate::workload;
@@ -21,22 +21,22 @@ type Small = Fixed8<16>;
 
 /// The pages to damage: two neighbouring leaves, and the page that points to them, which is their
 /// parent or a page of a memory server's tree.
-struct Victims<'a> {
-    pool: &'a Pool<Small>,
+struct DamagedPages<'a> {
+    pool: &'a InspectedPool<Small>,
     parent: Page<'a, Small>,
     left: Page<'a, Small>,
     right: Page<'a, Small>,
 }
 
-type Make = fn() -> Pool<Small>;
-type Find = for<'a> fn(&'a Pool<Small>) -> Victims<'a>;
-type Harm = fn(&Victims<'_>);
+type Make = fn() -> InspectedPool<Small>;
+type Find = for<'a> fn(&'a InspectedPool<Small>) -> DamagedPages<'a>;
+type Harm = fn(&DamagedPages<'_>);
 
 /// An index with enough records for several levels, after a collection.
 fn filled<De: Design<Small>>(
     scenario: &str,
     options: impl Fn(&Scenario) -> De::Options,
-) -> Pool<Small> {
+) -> InspectedPool<Small> {
     let mut scenario = Scenario::registered(scenario).unwrap();
     scenario.cluster.memory_servers = 2;
     let options = options(&scenario);
@@ -54,10 +54,10 @@ fn filled<De: Design<Small>>(
         index.flush().await
     });
     filled.unwrap();
-    Pool::new(&servers, &scenario)
+    InspectedPool::new(&servers, &scenario)
 }
 
-fn coarse() -> Pool<Small> {
+fn coarse() -> InspectedPool<Small> {
     filled::<Coarse>("coarse-churn", |scenario| CoarseOptions {
         partitioning: Partitioning::Range {
             boundaries: workload::boundaries(&scenario.workload, 2),
@@ -65,23 +65,23 @@ fn coarse() -> Pool<Small> {
     })
 }
 
-fn fine() -> Pool<Small> {
+fn fine() -> InspectedPool<Small> {
     let options = FineOptions { chunk_nodes_log2: 3, leaves_per_head: 4, ..FineOptions::default() };
     filled::<Fine>("fine-churn", |_| options)
 }
 
-fn hybrid() -> Pool<Small> {
+fn hybrid() -> InspectedPool<Small> {
     filled::<Hybrid>("hybrid-churn", |scenario| {
         HybridOptions::with_boundaries(workload::boundaries(&scenario.workload, 2))
     })
 }
 
-fn dex() -> Pool<Small> {
+fn dex() -> InspectedPool<Small> {
     filled::<Dex>("dex-churn", |scenario| dex_options::<Small>(scenario).unwrap())
 }
 
 /// The first two children of the leftmost page on level 1.
-fn below_root(pool: &Pool<Small>) -> Victims<'_> {
+fn below_root(pool: &InspectedPool<Small>) -> DamagedPages<'_> {
     let words = &pool.servers[0].region().words()[..Superblock::WORDS];
     let mut parent = pool.page(Superblock::root(words)).unwrap();
     while parent.level() > 1 {
@@ -89,19 +89,20 @@ fn below_root(pool: &Pool<Small>) -> Victims<'_> {
     }
     let child = |slot| pool.page(Small::inner_child(parent, slot)).unwrap();
     assert!(parent.count() > 1, "there are leaves to harm");
-    Victims { pool, parent, left: child(0), right: child(1) }
+    DamagedPages { pool, parent, left: child(0), right: child(1) }
 }
 
 /// The first two leaves that memory server 0's tree names.
-fn named_leaves(pool: &Pool<Small>) -> Victims<'_> {
+fn named_leaves(pool: &InspectedPool<Small>) -> DamagedPages<'_> {
     let words = &pool.servers[0].region().words()[..Superblock::WORDS];
     let first = Superblock::read::<Small>(words).unwrap().first_leaf;
-    let chain = Walk::new(pool, Expect::Exact).chain(first, 0, Access::OneSided).unwrap();
+    let chain =
+        Walk::new(pool, ExpectedState::Exact).chain(first, 0, PageAccess::OneSided).unwrap();
     let mut parent = pool.page(Superblock::root(words)).unwrap();
     while parent.level() > 0 {
         parent = pool.page(Small::inner_child(parent, 0)).unwrap();
     }
-    Victims { pool, parent, left: chain[1], right: chain[2] }
+    DamagedPages { pool, parent, left: chain[1], right: chain[2] }
 }
 
 /// Recomputes the checksum.
@@ -109,8 +110,8 @@ fn seal(page: Page<'_, Small>) {
     page.seal(page.lock_word());
 }
 
-fn redirect(victims: &Victims<'_>, to: GlobalAddr) {
-    let Victims { parent, right, .. } = victims;
+fn redirect(victims: &DamagedPages<'_>, to: GlobalAddr) {
+    let DamagedPages { parent, right, .. } = victims;
     if parent.level() > 0 {
         let slot = (0..parent.count())
             .find(|slot| Small::inner_child(*parent, *slot) == right.address())
@@ -122,8 +123,8 @@ fn redirect(victims: &Victims<'_>, to: GlobalAddr) {
     }
 }
 
-fn forget(victims: &Victims<'_>) {
-    let Victims { parent, right, .. } = victims;
+fn forget(victims: &DamagedPages<'_>) {
+    let DamagedPages { parent, right, .. } = victims;
     if parent.level() > 0 {
         let slot = (0..parent.count())
             .find(|slot| Small::inner_child(*parent, *slot) == right.address())
@@ -135,46 +136,46 @@ fn forget(victims: &Victims<'_>) {
     }
 }
 
-fn bypass(victims: &Victims<'_>) {
+fn bypass(victims: &DamagedPages<'_>) {
     victims.left.set_sibling(victims.right.sibling());
     seal(victims.left);
 }
 
-fn kill(victims: &Victims<'_>) {
+fn kill(victims: &DamagedPages<'_>) {
     victims.right.set_dead();
     seal(victims.right);
 }
 
-fn kill_forgotten(victims: &Victims<'_>) {
+fn kill_forgotten(victims: &DamagedPages<'_>) {
     forget(victims);
     kill(victims);
 }
 
-fn move_low_fence(victims: &Victims<'_>) {
+fn move_low_fence(victims: &DamagedPages<'_>) {
     Small::set_low(victims.right, &(Small::low(victims.right) + 1));
     seal(victims.right);
 }
 
-fn cut_off(victims: &Victims<'_>) {
+fn cut_off(victims: &DamagedPages<'_>) {
     Small::set_high(victims.left, Some(&(Small::low(victims.left) + 1)));
     seal(victims.left);
 }
 
-fn turn_back(victims: &Victims<'_>) {
+fn turn_back(victims: &DamagedPages<'_>) {
     victims.right.set_sibling(victims.left.address());
     seal(victims.right);
 }
 
-fn lock(victims: &Victims<'_>) {
+fn lock(victims: &DamagedPages<'_>) {
     let word = victims.right.lock_word().locked_by(5);
     victims.right.words()[0].store(word.to_bits(), Ordering::Relaxed);
 }
 
-fn tear(victims: &Victims<'_>) {
+fn tear(victims: &DamagedPages<'_>) {
     victims.right.words()[8].fetch_add(1, Ordering::Relaxed);
 }
 
-fn free(victims: &Victims<'_>) {
+fn free(victims: &DamagedPages<'_>) {
     let node = victims.right.address();
     LocalConfig::default().start(victims.pool.servers.clone()).run_one(async |fabric| {
         let request = Request::<Small>::from(PoolRequest::GiveBack { nodes: vec![node] });
@@ -183,7 +184,7 @@ fn free(victims: &Victims<'_>) {
 }
 
 /// Removes a leaf together with all pointers to it.
-fn lose(victims: &Victims<'_>) {
+fn lose(victims: &DamagedPages<'_>) {
     Small::set_high(victims.left, Small::high(victims.right).as_ref());
     bypass(victims);
     forget(victims);
@@ -193,14 +194,14 @@ fn lose(victims: &Victims<'_>) {
 /// words.
 fn check(make: Make, find: Find, harms: &[(Harm, &str)]) {
     let whole = make();
-    let found = whole.look(Expect::Exact).unwrap();
+    let found = whole.look(ExpectedState::Exact).unwrap();
     let expected = (0..160).filter(|key| key % 7 != 3).map(|key| (key, key + 1000));
     assert_eq!(found, expected.collect::<Vec<_>>());
-    assert_eq!(whole.look(Expect::WellFormed), Ok(found));
+    assert_eq!(whole.look(ExpectedState::WellFormed), Ok(found));
     for (number, (harm, words)) in harms.iter().enumerate() {
         let pool = make();
         harm(&find(&pool));
-        let report = pool.look(Expect::Exact).expect_err(words);
+        let report = pool.look(ExpectedState::Exact).expect_err(words);
         assert!(report.contains(words), "harm {number}: {report}, not {words}");
     }
 }
@@ -273,12 +274,12 @@ fn harm_to_the_tree_below_caches_shows() {
 fn what_a_parent_has_not_heard_is_a_fault_at_the_end_only() {
     for make in [coarse, fine] {
         let pool = make();
-        let found = pool.look(Expect::WellFormed);
+        let found = pool.look(ExpectedState::WellFormed);
         forget(&below_root(&pool));
-        assert_eq!(pool.look(Expect::WellFormed), found);
+        assert_eq!(pool.look(ExpectedState::WellFormed), found);
         let pool = make();
         redirect(&below_root(&pool), GlobalAddr::NULL);
-        let report = pool.look(Expect::WellFormed).unwrap_err();
+        let report = pool.look(ExpectedState::WellFormed).unwrap_err();
         assert!(report.contains("not in the chain"), "{report}");
     }
 }
@@ -292,6 +293,6 @@ fn a_look_ends_at_a_page_that_is_held() {
         let harmed = find(&pool);
         lock(&harmed);
         turn_back(&harmed);
-        assert_eq!(pool.look(Expect::WellFormed).map(|found| found.len() < 137), Ok(true));
+        assert_eq!(pool.look(ExpectedState::WellFormed).map(|found| found.len() < 137), Ok(true));
     }
 }

@@ -6,15 +6,15 @@
 //! fences. A page without a parent entry is reached from its left sibling; at the end of a run
 //! without faults there is no such page.
 
-use super::{Expect, Pool, Records};
+use super::{ExpectedState, InspectedPool, NamedRecords};
 use farleaf_fabric::GlobalAddr;
-use farleaf_page::{Layout, MAX_LEVEL, Named, OwnedKey, OwnedValue, Page, ScanWindow};
+use farleaf_page::{Layout, MAX_LEVEL, NamedLayout, OwnedKey, OwnedValue, Page, ScanWindow};
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
 /// Why a walk ended early.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum WalkStop {
     /// A page is held or half written, or its server may be dead. Pages after it may be in the
     /// middle of a change.
     Held,
@@ -22,7 +22,7 @@ pub(super) enum Stop {
     Wrong(String),
 }
 
-impl From<String> for Stop {
+impl From<String> for WalkStop {
     fn from(fault: String) -> Self {
         Self::Wrong(fault)
     }
@@ -30,7 +30,7 @@ impl From<String> for Stop {
 
 /// How pages are read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum PageAccess {
     /// By clients with one-sided verbs: pages have a checksum, and there may be heads between
     /// leaves.
     OneSided,
@@ -40,8 +40,8 @@ pub(super) enum Access {
 
 /// One inspection in progress.
 pub(super) struct Walk<'a, L: Layout> {
-    pub(super) pool: &'a Pool<L>,
-    pub(super) expect: Expect,
+    pub(super) pool: &'a InspectedPool<L>,
+    pub(super) expect: ExpectedState,
     /// Nodes that nothing may point to, in addition to memory that no server has allocated.
     out_of_use: BTreeSet<GlobalAddr>,
     /// Bytes that each server has allocated from its region.
@@ -50,10 +50,10 @@ pub(super) struct Walk<'a, L: Layout> {
 }
 
 /// A page's low fence and its address.
-pub(super) type Place<L> = (OwnedKey<L>, GlobalAddr);
+pub(super) type PagePlace<L> = (OwnedKey<L>, GlobalAddr);
 
-impl<'a, L: Named> Walk<'a, L> {
-    pub(super) fn new(pool: &'a Pool<L>, expect: Expect) -> Self {
+impl<'a, L: NamedLayout> Walk<'a, L> {
+    pub(super) fn new(pool: &'a InspectedPool<L>, expect: ExpectedState) -> Self {
         let out_of_use = pool.servers.iter().flat_map(|server| server.nodes_out_of_use());
         let given_out = pool.servers.iter().map(|server| server.usage().allocated_bytes);
         Self {
@@ -71,30 +71,30 @@ impl<'a, L: Named> Walk<'a, L> {
     }
 
     /// Returns a page that another page points to, after checking its header.
-    pub(super) fn page(&self, at: GlobalAddr, access: Access) -> Result<Page<'a, L>, Stop> {
+    pub(super) fn page(&self, at: GlobalAddr, access: PageAccess) -> Result<Page<'a, L>, WalkStop> {
         let page = self.pool.page(at)?;
-        let wrong = |what: &str| Err(Stop::Wrong(format!("the node at {at:?} {what}")));
+        let wrong = |what: &str| Err(WalkStop::Wrong(format!("the node at {at:?} {what}")));
         if self.is_free(at) {
             return wrong("is reachable but free");
         }
         if self.pool.doomed.contains(&at.server().number()) {
-            return Err(Stop::Held);
+            return Err(WalkStop::Held);
         }
-        let one_sided = access == Access::OneSided;
+        let one_sided = access == PageAccess::OneSided;
         if one_sided && !page.is_of_one_piece() {
             return match self.expect {
-                Expect::WellFormed => Err(Stop::Held),
+                ExpectedState::WellFormed => Err(WalkStop::Held),
                 _ => wrong("has a checksum that does not match"),
             };
         }
         if page.lock_word().is_locked() {
             match self.expect {
-                Expect::WellFormed => return Err(Stop::Held),
+                ExpectedState::WellFormed => return Err(WalkStop::Held),
                 _ if one_sided && self.pool.clients_die => {}
                 _ => return wrong("is still locked"),
             }
         }
-        let is_final = self.expect != Expect::WellFormed;
+        let is_final = self.expect != ExpectedState::WellFormed;
         if page.entry_lock().is_locked() && is_final && !self.pool.clients_die {
             return wrong("has entries that are still locked");
         }
@@ -112,19 +112,19 @@ impl<'a, L: Named> Walk<'a, L> {
         &mut self,
         first: GlobalAddr,
         level: u8,
-        access: Access,
-    ) -> Result<Vec<Page<'a, L>>, Stop> {
+        access: PageAccess,
+    ) -> Result<Vec<Page<'a, L>>, WalkStop> {
         let mut pages: Vec<Page<'a, L>> = Vec::new();
         let (mut at, mut low, mut from) = (first, L::min_key(), GlobalAddr::NULL);
         loop {
             let page = self.page(at, access).map_err(|stop| match stop {
-                Stop::Held => Stop::Held,
-                Stop::Wrong(fault) => Stop::Wrong(format!(
+                WalkStop::Held => WalkStop::Held,
+                WalkStop::Wrong(fault) => WalkStop::Wrong(format!(
                     "on level {level}, after {from:?}, from {low:?} on: {fault}"
                 )),
             })?;
             let wrong = |what: String| {
-                Err(Stop::Wrong(format!(
+                Err(WalkStop::Wrong(format!(
                     "the node at {at:?}, on level {level} from {low:?} on: {what}"
                 )))
             };
@@ -136,7 +136,7 @@ impl<'a, L: Named> Walk<'a, L> {
             }
             let (begin, end) = (L::low(page), L::high(page));
             if page.is_head() {
-                let may_be_here = access == Access::OneSided && level == 0 && !pages.is_empty();
+                let may_be_here = access == PageAccess::OneSided && level == 0 && !pages.is_empty();
                 if !may_be_here || begin != low || end != Some(low.clone()) {
                     return wrong(format!("it is a head with the fences {begin:?} and {end:?}"));
                 }
@@ -166,11 +166,11 @@ impl<'a, L: Named> Walk<'a, L> {
     pub(super) fn leaves(
         &mut self,
         root: GlobalAddr,
-        access: Access,
-    ) -> Result<Vec<Page<'a, L>>, Stop> {
+        access: PageAccess,
+    ) -> Result<Vec<Page<'a, L>>, WalkStop> {
         let mut level = self.page(root, access)?.level();
         if level > MAX_LEVEL {
-            return Err(Stop::Wrong(format!("the root at {root:?} is on level {level}")));
+            return Err(WalkStop::Wrong(format!("the root at {root:?} is on level {level}")));
         }
         let mut known = vec![(L::min_key(), root)];
         loop {
@@ -188,19 +188,19 @@ impl<'a, L: Named> Walk<'a, L> {
     /// pages that they must cover.
     pub(super) fn check_known(
         &self,
-        known: &[Place<L>],
+        known: &[PagePlace<L>],
         chain: &[Page<'_, L>],
         who: &str,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WalkStop> {
         let mut left = known.iter().peekable();
         for (number, page) in chain.iter().enumerate() {
             let place = (L::low(*page), page.address());
             if left.next_if_eq(&&place).is_some() {
                 continue;
             }
-            if number == 0 || (self.expect != Expect::WellFormed && self.pool.tells_all) {
+            if number == 0 || (self.expect != ExpectedState::WellFormed && self.pool.tells_all) {
                 let (low, at) = place;
-                return Err(Stop::Wrong(format!(
+                return Err(WalkStop::Wrong(format!(
                     "{who} has no entry for {low:?}, which should lead to {at:?}"
                 )));
             }
@@ -215,14 +215,14 @@ impl<'a, L: Named> Walk<'a, L> {
                 let what = what.unwrap_or_else(|fault| fault);
                 let from =
                     format!("{who} leads from {key:?} to {at:?}, which is not in the chain there");
-                Err(Stop::Wrong(format!("{from}: it {what}")))
+                Err(WalkStop::Wrong(format!("{from}: it {what}")))
             }
         }
     }
 }
 
 /// The entries of an inner page.
-fn children<L: Layout>(page: Page<'_, L>) -> impl Iterator<Item = Place<L>> + '_ {
+fn children<L: Layout>(page: Page<'_, L>) -> impl Iterator<Item = PagePlace<L>> + '_ {
     (0..page.count()).map(move |slot| (L::inner_key(page, slot), L::inner_child(page, slot)))
 }
 
@@ -243,17 +243,19 @@ pub(super) fn unnamed<L: Layout>(leaves: &[Page<'_, L>]) -> Vec<(OwnedKey<L>, Ow
 }
 
 /// The records of leaves by their names.
-pub(super) fn records<L: Named>(leaves: &[Page<'_, L>]) -> Result<Records, Stop> {
+pub(super) fn records<L: NamedLayout>(leaves: &[Page<'_, L>]) -> Result<NamedRecords, WalkStop> {
     named::<L>(unnamed(leaves))
 }
 
 /// Records by their names.
-pub(super) fn named<L: Named>(records: Vec<(OwnedKey<L>, OwnedValue<L>)>) -> Result<Records, Stop> {
+pub(super) fn named<L: NamedLayout>(
+    records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
+) -> Result<NamedRecords, WalkStop> {
     let name = |(key, value): (OwnedKey<L>, OwnedValue<L>)| {
         let names = (L::name_of_key(L::key(&key)), L::name_of_value(L::value(&value)));
         match names {
             (Some(key), Some(value)) => Ok((key, value)),
-            _ => Err(Stop::Wrong(format!("no client has set {key:?} to {value:?}"))),
+            _ => Err(WalkStop::Wrong(format!("no client has set {key:?} to {value:?}"))),
         }
     };
     records.into_iter().map(name).collect()

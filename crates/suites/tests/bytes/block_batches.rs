@@ -8,12 +8,12 @@ use farleaf_dex::cache::{AdmissionName, CacheOptions};
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
-use farleaf_index::{Design, IndexError, RangeIndex, Scan};
-use farleaf_page::{Action, Answer, Bytes, LeafEdit, TooLong};
+use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
+use farleaf_page::{Bytes, EditAction, EditAnswer, LeafEdit, TooLong};
 use farleaf_suites::conformance::Setup;
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{AnyProvider, sim};
-use farleaf_suites::strings::Model;
+use farleaf_suites::strings::StringModel;
 use farleaf_trees::fine::Fine;
 
 type Small = Bytes<128>;
@@ -44,7 +44,7 @@ fn the_blocks_of_a_batch_are_written_and_its_leaves_read_together() {
         index.flush().await.unwrap();
 
         let keys: Vec<Vec<u8>> = (0..16).map(|number| key(number * 24 + 12)).collect();
-        let edit = |key| LeafEdit { key, action: Action::Upsert(&[2; 400][..]) };
+        let edit = |key| LeafEdit { key, action: EditAction::Upsert(&[2; 400][..]) };
         let edits: Vec<Edit<'_>> = keys.iter().map(|key| edit(&key[..])).collect();
         // The inner nodes are cached, and each memory server has given a chunk for blocks.
         let warm = async |index: &BlockIndex<_, _, Small>| {
@@ -57,7 +57,7 @@ fn the_blocks_of_a_batch_are_written_and_its_leaves_read_together() {
         let begin_ns = fabric.now_ns();
         let cost = spent(&fabric, async {
             for outcome in index.execute_all(&edits).await {
-                assert_eq!(outcome, Ok(Answer::from_change(true)));
+                assert_eq!(outcome, Ok(EditAnswer::from_change(true)));
             }
         });
         let together = (cost.await, fabric.now_ns() - begin_ns);
@@ -67,7 +67,7 @@ fn the_blocks_of_a_batch_are_written_and_its_leaves_read_together() {
         let begin_ns = fabric.now_ns();
         let cost = spent(&fabric, async {
             for edit in &edits {
-                assert_eq!(index.execute(*edit).await, Ok(Answer::from_change(true)));
+                assert_eq!(index.execute(*edit).await, Ok(EditAnswer::from_change(true)));
             }
         });
         let single = (cost.await, fabric.now_ns() - begin_ns);
@@ -87,17 +87,17 @@ fn the_blocks_of_a_batch_are_written_and_its_leaves_read_together() {
 }
 
 /// The outcome of an edit of a map.
-fn in_model(model: &mut Model, edit: &Edit<'_>) -> Answer<Vec<u8>> {
+fn in_model(model: &mut StringModel, edit: &Edit<'_>) -> EditAnswer<Vec<u8>> {
     let held = model.get(edit.key).cloned();
     let new = match edit.action {
-        Action::Get => return Answer::from_lookup(held),
-        Action::Insert(value) if held.is_none() => Some(value),
-        Action::Update(value) if held.is_some() => Some(value),
-        Action::Upsert(value) => Some(value),
-        Action::Remove => return Answer::from_change(model.remove(edit.key).is_some()),
-        Action::CompareExchange(expected, value) => {
+        EditAction::Get => return EditAnswer::from_lookup(held),
+        EditAction::Insert(value) if held.is_none() => Some(value),
+        EditAction::Update(value) if held.is_some() => Some(value),
+        EditAction::Upsert(value) => Some(value),
+        EditAction::Remove => return EditAnswer::from_change(model.remove(edit.key).is_some()),
+        EditAction::CompareExchange(expected, value) => {
             if held.as_deref() != Some(expected) {
-                return Answer { applied: false, found: held };
+                return EditAnswer { applied: false, found: held };
             }
             Some(value)
         }
@@ -106,7 +106,7 @@ fn in_model(model: &mut Model, edit: &Edit<'_>) -> Answer<Vec<u8>> {
     if let Some(value) = new {
         model.insert(edit.key.to_vec(), value.to_vec());
     }
-    Answer::from_change(new.is_some())
+    EditAnswer::from_change(new.is_some())
 }
 
 /// Random batches on few keys, so that most have several edits of one key.
@@ -118,7 +118,7 @@ fn batches_are_like_single_operations<D: Design<Small>>(
     let compute = &<Blocks<D> as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
         let index = <Blocks<D> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
-        let mut model = Model::new();
+        let mut model = StringModel::new();
         // Some are stored in leaves, and some in blocks.
         let values: Vec<Vec<u8>> =
             (0..8_u8).map(|number| vec![number; [4, 300][usize::from(number % 2)]]).collect();
@@ -131,16 +131,16 @@ fn batches_are_like_single_operations<D: Design<Small>>(
                     let (one, other) = (&values[some(&values)][..], &values[some(&values)][..]);
                     let key = &keys[some(&keys)][..];
                     let action = match fabric.random() % 7 {
-                        0 => Action::Get,
-                        1 => Action::Insert(one),
-                        2 => Action::Update(one),
-                        3 => Action::Remove,
-                        4 | 5 => Action::CompareExchange(one, other),
-                        _ => Action::Upsert(one),
+                        0 => EditAction::Get,
+                        1 => EditAction::Insert(one),
+                        2 => EditAction::Update(one),
+                        3 => EditAction::Remove,
+                        4 | 5 => EditAction::CompareExchange(one, other),
+                        _ => EditAction::Upsert(one),
                     };
                     LeafEdit { key, action }
                 })
-                .chain([LeafEdit { key: &too_long[..], action: Action::Get }])
+                .chain([LeafEdit { key: &too_long[..], action: EditAction::Get }])
                 .collect();
             let outcomes = index.execute_all(&edits).await;
             assert_eq!(outcomes.len(), edits.len());
@@ -156,7 +156,7 @@ fn batches_are_like_single_operations<D: Design<Small>>(
             }
         }
         let all: Vec<_> = model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(all));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(all));
         let in_blocks = model.values().filter(|value| value.len() > 12).count() as u64;
         assert_eq!(
             compute.usage().blocks_in_use,

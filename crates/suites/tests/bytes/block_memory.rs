@@ -14,7 +14,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_index::blocks::{BlockOptions, Blocks};
 use farleaf_index::{Design, IndexError, RangeIndex};
-use farleaf_page::{Action, Bytes, LeafEdit};
+use farleaf_page::{Bytes, EditAction, LeafEdit};
 use farleaf_pool::remote::RpcClient;
 use farleaf_suites::conformance::Setup;
 use farleaf_suites::providers::{AnyProvider, local, sim};
@@ -53,7 +53,7 @@ fn replaces_at_the_brim<D: Design<Small>>(
             let value = vec![(client * 60 + round) as u8; 4_000];
             let keys: Vec<[u8; 1]> =
                 (0..together).map(|at| [((client * 7 + round + at) % 40) as u8]).collect();
-            let edit = |key: &'_ [u8; 1]| (*key, Action::Upsert(&value[..]));
+            let edit = |key: &'_ [u8; 1]| (*key, EditAction::Upsert(&value[..]));
             let edits: Vec<_> = keys.iter().map(edit).collect();
             let edits: Vec<_> = edits
                 .iter()
@@ -93,7 +93,7 @@ fn operations_beside_one_another_share_a_chunk() {
             let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
             let keys: Vec<[u8; 2]> = (0..128_u16).map(u16::to_be_bytes).collect();
             for keys in keys.chunks(64) {
-                let action = Action::Insert(&[7; 3_000][..]);
+                let action = EditAction::Insert(&[7; 3_000][..]);
                 let edits: Vec<_> =
                     keys.iter().map(|key| LeafEdit { key: &key[..], action }).collect();
                 for outcome in index.execute_all(&edits).await {

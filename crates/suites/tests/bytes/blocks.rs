@@ -8,9 +8,11 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
-use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::rules::KnownRule;
-use farleaf_page::{Action, Answer, Bytes, LeafEdit, MOST_BLOCK_BYTES, Named, TooLong};
+use farleaf_page::{
+    Bytes, EditAction, EditAnswer, LeafEdit, MAX_BLOCK_BYTES, NamedLayout, TooLong,
+};
 use farleaf_pool::remote::GRACE_NS;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::{self, Setup};
@@ -45,7 +47,7 @@ pub(super) fn with_blocks<O: Clone>(
 }
 
 /// The suite of all designs with named values, most of which are in blocks.
-fn conforms<L: Named + farleaf_page::Layout<Key = [u8], Value = [u8]>, D: Design<L>>(
+fn conforms<L: NamedLayout + farleaf_page::Layout<Key = [u8], Value = [u8]>, D: Design<L>>(
     setup: Setup<'_, AnyProvider, D::Options>,
 ) {
     conformance::run::<L, Blocks<D>, _>(&with_blocks(setup));
@@ -182,12 +184,12 @@ fn a_cached_block_costs_no_read() {
         // All keys in one call, including absent ones.
         let keys: Vec<[u8; 1]> = (0..200).map(|key| [key]).collect();
         let lookups: Vec<LeafEdit<&[u8], &[u8]>> =
-            keys.iter().map(|key| LeafEdit { key: &key[..], action: Action::Get }).collect();
+            keys.iter().map(|key| LeafEdit { key: &key[..], action: EditAction::Get }).collect();
         let answers = index.execute_all(&lookups).await;
         assert_eq!(answers.len(), 200);
         for (number, answer) in (0_u8..).zip(answers) {
             let found = (number < 100).then(|| vec![number; 500]);
-            assert_eq!(answer, Ok(Answer { applied: number < 100, found }));
+            assert_eq!(answer, Ok(EditAnswer { applied: number < 100, found }));
         }
     });
 }
@@ -239,7 +241,7 @@ fn the_limit_is_a_mebibyte() {
     let compute = &<Blocks<Fine> as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
         let index = <Blocks<Fine> as Design<Small>>::open(fabric, compute).await.unwrap();
-        let most = MOST_BLOCK_BYTES;
+        let most = MAX_BLOCK_BYTES;
         let (longest, long) = (vec![5; most], vec![5; most + 1]);
         let error = IndexError::from(TooLong::Value { bytes: most + 1, most });
         assert_eq!(index.insert(b"k", &long).await, Err(error.clone()));
@@ -249,7 +251,7 @@ fn the_limit_is_a_mebibyte() {
         let records = short.chain([(b"b".to_vec(), long)]);
         assert_eq!(index.bulk_load(records, 1.0).await, Err(error));
         assert!(compute.usage().chunk_bytes > 0, "some blocks were written");
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
         assert_eq!(compute.usage().blocks_in_use, 0, "a failed load leaves nothing");
 
         assert_eq!(index.insert(b"k", &longest).await, Ok(true));

@@ -8,12 +8,12 @@ use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{LastWords, SimConfig};
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, IndexAdmin, RangeIndex, Scan};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::Setup;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, simulated};
-use farleaf_suites::strings::{Key, Model, key, loads, long_prefix, random_operations};
+use farleaf_suites::strings::{StringKey, StringModel, key, loads, long_prefix, random_operations};
 use farleaf_trees::fine::{Fine, FineOptions};
 use farleaf_trees::hybrid::{Hybrid, HybridOptions};
 use farleaf_trees::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
@@ -30,7 +30,7 @@ pub(super) fn fine(provider: &AnyProvider) -> Setup<'_, AnyProvider, FineOptions
 }
 
 /// The middle share begins among keys that share a long prefix.
-pub(super) fn hybrid(provider: &AnyProvider) -> Setup<'_, AnyProvider, HybridOptions<Key>> {
+pub(super) fn hybrid(provider: &AnyProvider) -> Setup<'_, AnyProvider, HybridOptions<StringKey>> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
     let options =
         HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(boundaries) };
@@ -66,7 +66,7 @@ fn smart(provider: &AnyProvider) -> Setup<'_, AnyProvider, SmartOptions> {
     Setup { provider, options, memory_servers: 3, server }
 }
 
-fn p_smart(provider: &AnyProvider) -> Setup<'_, AnyProvider, PSmartOptions<Key>> {
+fn p_smart(provider: &AnyProvider) -> Setup<'_, AnyProvider, PSmartOptions<StringKey>> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
     let Setup { options, memory_servers, server, .. } = smart(provider);
     let options = PSmartOptions { smart: options, boundaries };
@@ -114,8 +114,8 @@ fn hybrid_simulated() {
 /// The keys that a client has changed before it dies, and the change that was in flight.
 #[derive(Clone, Debug, Default)]
 struct Known {
-    model: Model,
-    in_flight: Option<(Key, Option<Vec<u8>>)>,
+    model: StringModel,
+    in_flight: Option<(StringKey, Option<Vec<u8>>)>,
 }
 
 /// A client that loads, empties and collects an index, and dies at WRITE number `write`. Returns
@@ -133,7 +133,7 @@ where
     simulated(&cluster).kill_compute_servers_at_write(vec![1], write, last_words);
     cluster.run(&[1], |fabric, _| async move {
         let index = D::open(fabric.clone(), compute).await.unwrap();
-        let change = async |key: Key, value: Option<Vec<u8>>| {
+        let change = async |key: StringKey, value: Option<Vec<u8>>| {
             known.lock().unwrap().in_flight = Some((key.clone(), value.clone()));
             match &value {
                 Some(value) => index.upsert(&key, value).await.unwrap(),
@@ -167,7 +167,8 @@ where
         index.declare_dead(1).await.unwrap();
         let Known { model, in_flight } = &known.lock().unwrap().clone();
         for round in 0..2 {
-            let found: Model = index.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
+            let found: StringModel =
+                index.scan(&ScanResult::range(..)).await.unwrap().into_iter().collect();
             for number in 0..40 {
                 let key = key(number, 0, Bytes::<W>::max_key());
                 let is_right = |held: Option<&Vec<u8>>| {
@@ -186,7 +187,7 @@ where
             }
             index.collect().await.unwrap();
         }
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 40);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 40);
     });
     lived
 }
@@ -232,7 +233,7 @@ fn hybrid_survives_a_death_at_any_write() {
     deaths::<512, Hybrid, _>(&options(), 2, 300);
 }
 
-fn dex_options(cache: CacheOptions) -> DexOptions<Key> {
+fn dex_options(cache: CacheOptions) -> DexOptions<StringKey> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
     DexOptions {
         chunk_nodes_log2: 4,
@@ -244,7 +245,7 @@ fn dex_options(cache: CacheOptions) -> DexOptions<Key> {
 pub(super) fn dex(
     provider: &AnyProvider,
     cache: CacheOptions,
-) -> Setup<'_, AnyProvider, DexOptions<Key>> {
+) -> Setup<'_, AnyProvider, DexOptions<StringKey>> {
     let options = dex_options(cache);
     let server = MemoryServerConfig { chunk_bytes: 1 << 18, ..server() };
     Setup { provider, options, memory_servers: 3, server }
@@ -281,11 +282,11 @@ fn dex_simulated() {
 type Small = Bytes<128>;
 
 /// 1,000 records with values of eight bytes, in one compute server's cache.
-fn small_records() -> Model {
+fn small_records() -> StringModel {
     (0..1_000).map(|number| (key(number, 0, 100), vec![1; 8])).collect()
 }
 
-fn one_server() -> DexOptions<Key> {
+fn one_server() -> DexOptions<StringKey> {
     DexOptions { boundaries: vec![], ..dex_options(caches()[1]) }
 }
 
@@ -301,7 +302,7 @@ fn dex_writes_back_what_has_changed() {
         let index = <Dex as Design<Small>>::open(fabric.clone(), pool).await.unwrap();
         let model = small_records();
         index.bulk_load(model.clone().into_iter(), 0.7).await.unwrap();
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 1_000);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 1_000);
         index.flush().await.unwrap();
         let written = async || {
             let before = fabric.counters().snapshot();
@@ -339,7 +340,7 @@ fn dex_dies_between_the_writes_of_a_leaf() {
         let setup = Setup { options: one_server(), ..dex(&provider, caches()[1]) };
         let cluster = setup.with_index::<Small, Dex>();
         let options = &setup.options;
-        let changed: Vec<Key> = (6..1_000)
+        let changed: Vec<StringKey> = (6..1_000)
             .step_by(33)
             .map(|number| [&key(number, 0, 100)[..], &[7]].concat())
             .collect();
@@ -362,8 +363,8 @@ fn dex_dies_between_the_writes_of_a_leaf() {
         let added = cluster.run(&[2], |fabric, _| async move {
             let pool = <Dex as Design<Small>>::compute(options).unwrap();
             let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
-            let found = index.scan(&Scan::range(..)).await.unwrap();
-            let mut found: Model = found.into_iter().collect();
+            let found = index.scan(&ScanResult::range(..)).await.unwrap();
+            let mut found: StringModel = found.into_iter().collect();
             let mut added = 0;
             for key in changed {
                 let got = index.get(key).await.unwrap();

@@ -4,16 +4,16 @@ use super::suite::{hash, range, server};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{
-    AnyFabric, Call, Calls, Cluster, Cpu, Fabric, GlobalAddr, MAX_MESSAGE_BYTES, Message, Provider,
-    Region, ServerId,
+    AnyFabric, Calls, Cluster, Cpu, Fabric, GlobalAddr, MAX_MESSAGE_BYTES, Message, Provider,
+    Region, ServerId, ServiceCall,
 };
 use farleaf_index::client::{ClientIndex, ClientOptions};
-use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_page::{Action, Answer, Bytes, Layout, LeafEdit, Named, Page, TooLong};
+use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_page::{Bytes, EditAction, EditAnswer, Layout, LeafEdit, NamedLayout, Page, TooLong};
 use farleaf_pool::server::MemoryServer;
 use farleaf_pool::wire::{
-    ClientRequest, ClientResponse, OffloadRequest, PoolRequest, Refusal, Reply, Request, Share,
-    Ticket, TreeRequest,
+    ClientRequest, ClientResponse, OffloadRequest, OffloadTicket, PoolRequest, Refusal, Reply,
+    Request, TreeRequest, TreeShare,
 };
 use farleaf_suites::conformance::Setup;
 use farleaf_suites::providers::local;
@@ -45,16 +45,16 @@ fn largest<const W: usize>(options: &CoarseOptions<Vec<u8>>) {
         let index = <Coarse as Design<Bytes<W>>>::open(fabric, &()).await.unwrap();
         let full = records(&|_| value(1));
         assert_eq!(index.bulk_load(full.clone().into_iter(), 1.0).await, Ok(u64::from(count)));
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), full);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), full);
         for (key, _) in &full {
             assert_eq!(index.update(key, b"").await, Ok(true));
         }
         let empty = records(&|_| Vec::new());
         index.collect().await.unwrap();
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), empty);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), empty);
         let reversed: Vec<_> = empty.iter().rev().cloned().collect();
-        assert_eq!(index.scan(&Scan::range(..).reverse()).await.unwrap(), reversed);
-        let some = index.scan(&Scan::range(..).reverse().limit(700)).await.unwrap();
+        assert_eq!(index.scan(&ScanResult::range(..).reverse()).await.unwrap(), reversed);
+        let some = index.scan(&ScanResult::range(..).reverse().limit(700)).await.unwrap();
         assert_eq!(some, reversed[..700]);
         for (number, (key, _)) in full.iter().enumerate() {
             match number % 2 {
@@ -65,7 +65,7 @@ fn largest<const W: usize>(options: &CoarseOptions<Vec<u8>>) {
                 }
             }
         }
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), records(&|_| value(2)));
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), records(&|_| value(2)));
         let keys: Vec<_> = full.iter().map(|(key, _)| &key[..]).collect();
         let values = index.multi_get(&keys).await.unwrap();
         assert!(values.into_iter().all(|found| found == Some(value(2))));
@@ -73,7 +73,7 @@ fn largest<const W: usize>(options: &CoarseOptions<Vec<u8>>) {
             assert_eq!(index.remove(key).await, Ok(true));
         }
         index.collect().await.unwrap();
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
         assert!(index.rpc().usages().await.unwrap().iter().all(|usage| usage.height == 1));
     });
 }
@@ -105,9 +105,9 @@ fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
         assert_eq!(index.compare_exchange(&long, b"1", b"2").await, Err(error.clone()));
         assert_eq!(index.multi_get(&[&b"a"[..], &long[..]]).await, Err(error.clone()));
         for bound in [Bound::Included(long.clone()), Bound::Excluded(long.clone())] {
-            let scan = Scan { lower: bound.clone(), ..Scan::range(..) };
+            let scan = ScanResult { lower: bound.clone(), ..ScanResult::range(..) };
             assert_eq!(index.scan(&scan).await, Err(error.clone()));
-            let scan = Scan { upper: bound, ..Scan::range(..) };
+            let scan = ScanResult { upper: bound, ..ScanResult::range(..) };
             assert_eq!(index.scan(&scan).await, Err(error.clone()));
         }
 
@@ -127,13 +127,13 @@ fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
         for (records, error) in loads {
             assert_eq!(index.bulk_load(records.into_iter(), 0.7).await, Err(error.clone()));
         }
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
 
         // The other operations of a batch are executed.
-        let insert = |key| LeafEdit { key, action: Action::Insert(&b"1"[..]) };
+        let insert = |key| LeafEdit { key, action: EditAction::Insert(&b"1"[..]) };
         let batch = [insert(&b"a"[..]), insert(&long), insert(b"b"), insert(b"a")];
         let answers = index.execute_all(&batch).await;
-        let done = |applied| Ok(Answer { applied, found: None });
+        let done = |applied| Ok(EditAnswer { applied, found: None });
         assert_eq!(answers, [done(true), Err(error), done(true), done(false)]);
 
         for value in [&value[..], b"", &value[..most / 2], &value[..]] {
@@ -155,7 +155,7 @@ fn what_is_too_long_ends_in_one_error() {
 }
 
 /// The sizes of all records but the first add up to `MAX_MESSAGE_BYTES / 2`.
-const MOST: usize = MAX_MESSAGE_BYTES / 2 + 1_024;
+const MAX_LOAD_BYTES: usize = MAX_MESSAGE_BYTES / 2 + 1_024;
 
 /// Runs a client that can send a memory server any request.
 fn with_server<const W: usize, T: Send, Fut: Future<Output = T>>(
@@ -210,7 +210,7 @@ fn a_walk_s_reply_is_bounded_by_bytes() {
                 let request = Request::<Bytes<W>>::from(scan).encode();
                 let (reply, bytes) = ask::<W>(&fabric, request).await;
                 let Reply::Records { records, more } = reply else { panic!("{reply:?}") };
-                assert!(bytes <= MOST, "{bytes}");
+                assert!(bytes <= MAX_LOAD_BYTES, "{bytes}");
                 replies += 1;
                 found.extend(records.into_iter().map(|(key, _)| key));
                 if !more {
@@ -234,7 +234,8 @@ fn a_server_survives_any_request() {
     const W: usize = 128;
     type L = Bytes<W>;
     with_server::<W, _, _>(|fabric| async move {
-        let create = TreeRequest::<L>::Create { share: Share::Range { low: vec![], high: None } };
+        let create =
+            TreeRequest::<L>::Create { share: TreeShare::Range { low: vec![], high: None } };
         let create = Request::from(create).encode();
         assert!(matches!(ask::<W>(&fabric, create).await.0, Reply::Done));
         let superblock =
@@ -242,7 +243,7 @@ fn a_server_survives_any_request() {
         let superblock = superblock.await.unwrap();
         let root = farleaf_page::Superblock::read::<L>(superblock.words()).unwrap().root;
 
-        let ticket = |number| Some(Ticket { owner: 1, slot: 1, number });
+        let ticket = |number| Some(OffloadTicket { owner: 1, slot: 1, number });
         let requests = |key: &[u8], value: &[u8], number| -> Vec<Request<L>> {
             let (key, value) = (key.to_vec(), value.to_vec());
             let edit = |action| LeafEdit { key: key.clone(), action };
@@ -253,18 +254,19 @@ fn a_server_survives_any_request() {
             let (reverse, limit) = (false, 10);
             let records = vec![(key.clone(), value.clone())];
             vec![
-                Request::Edit(edit(Action::Upsert(value.clone()))),
-                Request::Edit(edit(Action::CompareExchange(vec![], value.clone()))),
-                below(edit(Action::Upsert(value.clone())), ticket(number)),
+                Request::Edit(edit(EditAction::Upsert(value.clone()))),
+                Request::Edit(edit(EditAction::CompareExchange(vec![], value.clone()))),
+                below(edit(EditAction::Upsert(value.clone())), ticket(number)),
                 TreeRequest::LoadAppend { load: 1, records }.into(),
-                Request::Edit(edit(Action::Get)),
-                Request::Edit(edit(Action::Remove)),
-                TreeRequest::Create { share: Share::Range { low: key.clone(), high: None } }.into(),
+                Request::Edit(edit(EditAction::Get)),
+                Request::Edit(edit(EditAction::Remove)),
+                TreeRequest::Create { share: TreeShare::Range { low: key.clone(), high: None } }
+                    .into(),
                 TreeRequest::Scan { lower: lower.clone(), upper: Bound::Unbounded, reverse, limit }
                     .into(),
                 TreeRequest::Scan { lower: Bound::Unbounded, upper: upper.clone(), reverse, limit }
                     .into(),
-                below(edit(Action::Get), None),
+                below(edit(EditAction::Get), None),
                 OffloadRequest::Scan { node: root, level: 0, lower, upper, reverse, limit }.into(),
             ]
         };
@@ -312,7 +314,7 @@ fn a_server_survives_any_request() {
         let (reply, bytes) = ask::<W>(&fabric, Request::from(scan).encode()).await;
         let Reply::Records { records, more } = reply else { panic!("{reply:?}") };
         assert!(records.is_sorted_by(|a, b| a.0 < b.0) && more);
-        assert!((MOST / 2..=MOST).contains(&bytes), "{bytes}");
+        assert!((MAX_LOAD_BYTES / 2..=MAX_LOAD_BYTES).contains(&bytes), "{bytes}");
     });
 }
 
@@ -325,7 +327,7 @@ impl Calls for Recorder {
         None
     }
 
-    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, _cpu: &C, call: ServiceCall<'_>) {
         let ask = ClientRequest::<Bytes>::decode(call.request).expect("a client sends requests");
         let told = match ask {
             ClientRequest::Map => {
@@ -369,7 +371,7 @@ fn a_client_s_batches_are_bounded_by_bytes() {
     let asked = lock(&recorder.0);
     let (mut loaded, mut upserted, mut requests) = (Vec::new(), Vec::new(), 0);
     for (ask, bytes) in asked.iter() {
-        assert!(*bytes <= MOST, "{bytes}");
+        assert!(*bytes <= MAX_LOAD_BYTES, "{bytes}");
         match ask {
             ClientRequest::LoadAppend { records, .. } => loaded.extend_from_slice(records),
             ClientRequest::UpsertAll { records } => upserted.extend_from_slice(records),

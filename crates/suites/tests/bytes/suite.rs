@@ -2,7 +2,7 @@
 
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_page::{Bytes, Named, OwnedKey};
+use farleaf_page::{Bytes, NamedLayout, OwnedKey};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::{self, Setup};
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
@@ -16,11 +16,11 @@ use farleaf_trees::sherman::{Sherman, ShermanOptions};
 /// Pages of a few records make high trees from few keys.
 type Tiny = Bytes<64>;
 
-fn thirds<L: Named>() -> Vec<OwnedKey<L>> {
+fn thirds<L: NamedLayout>() -> Vec<OwnedKey<L>> {
     vec![L::key_named(u64::MAX / 3), L::key_named(u64::MAX / 3 * 2)]
 }
 
-pub(super) fn range<L: Named>() -> CoarseOptions<OwnedKey<L>> {
+pub(super) fn range<L: NamedLayout>() -> CoarseOptions<OwnedKey<L>> {
     CoarseOptions { partitioning: Partitioning::Range { boundaries: thirds::<L>() } }
 }
 
@@ -32,7 +32,7 @@ pub(super) fn server() -> MemoryServerConfig {
     MemoryServerConfig { pool_bytes: 32 << 20, chunk_bytes: 1 << 15, ..Default::default() }
 }
 
-fn coarse<L: Named>(provider: &AnyProvider, options: CoarseOptions<OwnedKey<L>>) {
+fn coarse<L: NamedLayout>(provider: &AnyProvider, options: CoarseOptions<OwnedKey<L>>) {
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Coarse, _>(&setup);
 }
@@ -66,20 +66,20 @@ fn coarse_simulated() {
     }
 }
 
-fn fine<L: Named>(provider: &AnyProvider, leaves_per_head: u16) {
+fn fine<L: NamedLayout>(provider: &AnyProvider, leaves_per_head: u16) {
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head, ..FineOptions::default() };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Fine, _>(&setup);
 }
 
-fn hybrid<L: Named>(provider: &AnyProvider) {
+fn hybrid<L: NamedLayout>(provider: &AnyProvider) {
     let options =
         HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(thirds::<L>()) };
     let setup = Setup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Hybrid, _>(&setup);
 }
 
-fn sherman<L: Named>(provider: &AnyProvider) {
+fn sherman<L: NamedLayout>(provider: &AnyProvider) {
     let options = ShermanOptions {
         chunk_nodes_log2: 4,
         cache_bytes: 4_000,
@@ -90,7 +90,7 @@ fn sherman<L: Named>(provider: &AnyProvider) {
     conformance::run::<L, Sherman, _>(&setup);
 }
 
-fn chime<L: Named>(provider: &AnyProvider) {
+fn chime<L: NamedLayout>(provider: &AnyProvider) {
     let tree = EntrywiseOptions {
         chunk_nodes_log2: 4,
         cache_bytes: 4_000,

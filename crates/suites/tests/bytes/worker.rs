@@ -9,13 +9,14 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, MAX_MESSAGE_BYTES, ServerId};
 use farleaf_index::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_index::partition::{
-    Clients, ComputeServer, LoadEnded, MapState, MapStore, PartitionMap, Put, Queue, Worker,
+    Clients, ComputeServer, LoadEnded, MapState, MapStore, PartitionMap, PutOutcome, ThreadQueue,
+    Worker,
 };
 use farleaf_index::{InLeaves, IndexError, ValueForm};
-use farleaf_page::{Action, Bytes, LeafEdit, Named, SuperblockError, TooLong};
+use farleaf_page::{Bytes, EditAction, LeafEdit, NamedLayout, SuperblockError, TooLong};
 use farleaf_pool::remote::{BlockClient, BlockSpace, GRACE_NS};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode, MOST_VALUE_BYTES};
+use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode, MAX_VALUE_BYTES};
 use farleaf_suites::conformance::Setup;
 use farleaf_suites::providers::{AnyProvider, rough, sim};
 use futures_util::future::{LocalBoxFuture, join};
@@ -40,14 +41,18 @@ impl MapStore<Vec<u8>> for Alone {
         Box::pin(async { Some((self.state.borrow().clone(), self.version.get())) })
     }
 
-    fn put_if<'a>(&'a self, version: u64, state: &'a MapState<Vec<u8>>) -> LocalBoxFuture<'a, Put> {
+    fn put_if<'a>(
+        &'a self,
+        version: u64,
+        state: &'a MapState<Vec<u8>>,
+    ) -> LocalBoxFuture<'a, PutOutcome> {
         Box::pin(async move {
             if self.version.get() != version {
-                return Put::Changed;
+                return PutOutcome::Changed;
             }
             self.version.set(version + 1);
             self.state.replace(state.clone());
-            Put::Done
+            PutOutcome::Done
         })
     }
 }
@@ -107,22 +112,8 @@ fn setup(provider: &AnyProvider, pool_bytes: usize) -> Setup<'_, AnyProvider, De
 }
 
 /// Lengths around each limit: of short values, of references, of leaves, of pieces, of messages.
-const LENGTHS: [usize; 14] = [
-    0,
-    1,
-    18,
-    19,
-    20,
-    29,
-    30,
-    31,
-    500,
-    4_096,
-    4_097,
-    20_001,
-    MOST_VALUE_BYTES - 1,
-    MOST_VALUE_BYTES,
-];
+const LENGTHS: [usize; 14] =
+    [0, 1, 18, 19, 20, 29, 30, 31, 500, 4_096, 4_097, 20_001, MAX_VALUE_BYTES - 1, MAX_VALUE_BYTES];
 
 fn value(random: u64) -> Vec<u8> {
     let length = LENGTHS[(random % LENGTHS.len() as u64) as usize];
@@ -175,25 +166,25 @@ fn answers(provider: &AnyProvider, cache: CacheOptions) {
             let key = key(fabric.random());
             let before = model.get(&key).cloned();
             let (action, applied, after) = match fabric.random() % 7 {
-                0 => (Action::Get, before.is_some(), before.clone()),
+                0 => (EditAction::Get, before.is_some(), before.clone()),
                 1 => {
                     let value = value();
                     let after = before.clone().or(Some(value.clone()));
-                    (Action::Insert(value), before.is_none(), after)
+                    (EditAction::Insert(value), before.is_none(), after)
                 }
                 2 => {
                     let value = value();
                     let after = before.as_ref().map(|_| value.clone());
-                    (Action::Update(value), before.is_some(), after)
+                    (EditAction::Update(value), before.is_some(), after)
                 }
-                3 => (Action::Remove, before.is_some(), None),
+                3 => (EditAction::Remove, before.is_some(), None),
                 4 => {
                     let (right, new) = (fabric.random().is_multiple_of(2), value());
                     let expected = before.clone().filter(|_| right);
                     let expected = expected.unwrap_or_else(value);
                     let is_so = before.as_ref() == Some(&expected);
                     let after = if is_so { Some(new.clone()) } else { before.clone() };
-                    (Action::CompareExchange(expected, new), is_so, after)
+                    (EditAction::CompareExchange(expected, new), is_so, after)
                 }
                 5 => {
                     let records: Vec<_> =
@@ -206,11 +197,11 @@ fn answers(provider: &AnyProvider, cache: CacheOptions) {
                 }
                 _ => {
                     let value = value();
-                    (Action::Upsert(value.clone()), true, Some(value))
+                    (EditAction::Upsert(value.clone()), true, Some(value))
                 }
             };
-            let finds = matches!(action, Action::Get)
-                || (matches!(action, Action::CompareExchange(..)) && !applied);
+            let finds = matches!(action, EditAction::Get)
+                || (matches!(action, EditAction::CompareExchange(..)) && !applied);
             let told = worker.answer(Ask::Edit(LeafEdit { key: key.clone(), action })).await;
             let (Told::Edited(answer) | Told::Changed { answer, .. }) = told else {
                 panic!("round {round}: {told:?}")
@@ -238,7 +229,7 @@ fn answers(provider: &AnyProvider, cache: CacheOptions) {
         let worker = open::<InBlocks, _>(fabric.clone(), cache, &shared()).await;
         assert_eq!(scanned(&worker, false, 1_000).await, records);
         for (key, value) in records {
-            let told = worker.answer(Ask::Edit(LeafEdit { key, action: Action::Get })).await;
+            let told = worker.answer(Ask::Edit(LeafEdit { key, action: EditAction::Get })).await;
             assert!(matches!(told, Told::Edited(answer) if answer.found == Some(value)));
         }
         let counters = worker.cache_counters();
@@ -281,18 +272,18 @@ fn a_group_of_operations_is_answered_as_alone() {
         // Operations of a group are on different keys, so each of them has one answer.
         let long = |number: u8| vec![number; 100 + 1_000 * usize::from(number)];
         for round in 0..4_u8 {
-            let queue = Queue::<Small, usize>::default();
+            let queue = ThreadQueue::<Small, usize>::default();
             let clients = Kept::default();
             for number in 0..16_u8 {
                 let action = match (round, number % 4) {
-                    (0, 0) => Action::Insert(vec![number; 10]),
-                    (0, _) => Action::Insert(long(number)),
-                    (1, _) => Action::Get,
-                    (2, 0) => Action::Update(long(number)),
-                    (2, 1) => Action::CompareExchange(long(number), vec![9; 29]),
-                    (2, 2) => Action::Remove,
-                    (2, _) => Action::Upsert(vec![7; 19]),
-                    _ => Action::Get,
+                    (0, 0) => EditAction::Insert(vec![number; 10]),
+                    (0, _) => EditAction::Insert(long(number)),
+                    (1, _) => EditAction::Get,
+                    (2, 0) => EditAction::Update(long(number)),
+                    (2, 1) => EditAction::CompareExchange(long(number), vec![9; 29]),
+                    (2, 2) => EditAction::Remove,
+                    (2, _) => EditAction::Upsert(vec![7; 19]),
+                    _ => EditAction::Get,
                 };
                 let edit = LeafEdit { key: vec![b'k', number], action };
                 assert_eq!(queue.push(Ask::Edit(edit), usize::from(number)), None);
@@ -337,7 +328,7 @@ fn what_a_compute_server_has_lost_is_used_again() {
         for round in 0..300_u32 {
             for key in 0..10_u8 {
                 let value = vec![round as u8; 5_000 + 300 * usize::from(key)];
-                let edit = LeafEdit { key: vec![key], action: Action::Upsert(value) };
+                let edit = LeafEdit { key: vec![key], action: EditAction::Upsert(value) };
                 let told = worker.answer(Ask::Edit(edit)).await;
                 assert!(matches!(told, Told::Changed { .. }), "{round}: {told:?}");
             }
@@ -398,7 +389,7 @@ fn bulk_loads() {
         assert!(matches!(load(unsorted).await, Err(IndexError::NotSorted { .. })));
         assert_eq!(blocks.usage().blocks_in_use, 0);
         let mut too_long = records.clone();
-        too_long.push((vec![250], vec![0; MOST_VALUE_BYTES + 1]));
+        too_long.push((vec![250], vec![0; MAX_VALUE_BYTES + 1]));
         assert!(matches!(load(too_long).await, Err(IndexError::TooLong(TooLong::Value { .. }))));
         assert_eq!(blocks.usage().blocks_in_use, 0);
         assert!(blocks.usage().chunk_bytes > 0, "some blocks had been written");
@@ -422,7 +413,7 @@ fn clients_that_wait_do_not_prolong_a_lost_load() {
     let cluster = setup(provider, 4 << 20).with_index::<Small, Dex>();
     cluster.run_one(|fabric| async move {
         let worker = open::<InLeaves, _>(fabric, caches()[1], &()).await;
-        let (queue, clients) = (Queue::<Small, usize>::default(), Kept::default());
+        let (queue, clients) = (ThreadQueue::<Small, usize>::default(), Kept::default());
         let begin = |load| Ask::LoadBegin { load, fill_permille: 700 };
         let waiting = async {
             assert_eq!(queue.push(begin(1), 0), None);
@@ -488,15 +479,15 @@ fn limits_of_a_compute_server() {
     cluster.run_one(|fabric| async move {
         let blocks = shared();
         let worker = open::<InBlocks, _>(fabric.clone(), caches()[1], &blocks).await;
-        let long = vec![1; MOST_VALUE_BYTES + 1];
+        let long = vec![1; MAX_VALUE_BYTES + 1];
         let refused = |key: Vec<u8>, action| worker.answer(Ask::Edit(LeafEdit { key, action }));
-        let most = MOST_VALUE_BYTES as u64;
+        let most = MAX_VALUE_BYTES as u64;
         let too_long = Told::Error(ErrorCode::ValueTooLong { bytes: most + 1, most });
-        assert_eq!(refused(vec![1], Action::Upsert(long.clone())).await, too_long);
-        let exchange = Action::CompareExchange(vec![], long.clone());
+        assert_eq!(refused(vec![1], EditAction::Upsert(long.clone())).await, too_long);
+        let exchange = EditAction::CompareExchange(vec![], long.clone());
         assert_eq!(refused(vec![1], exchange).await, too_long);
         let long_key = Told::Error(ErrorCode::KeyTooLong { bytes: 129, most: 128 });
-        assert_eq!(refused(vec![1; 129], Action::Get).await, long_key);
+        assert_eq!(refused(vec![1; 129], EditAction::Get).await, long_key);
         let records = vec![(vec![1], vec![]), (vec![2], long)];
         assert_eq!(worker.answer(Ask::UpsertAll { records }).await, too_long);
         assert_eq!(scanned(&worker, false, 10).await, vec![]);
@@ -507,7 +498,7 @@ fn limits_of_a_compute_server() {
     cluster.run_one(|fabric| async move {
         let worker = open::<InLeaves, _>(fabric, caches()[1], &()).await;
         let upsert = |length| {
-            let action = Action::Upsert(vec![1; length]);
+            let action = EditAction::Upsert(vec![1; length]);
             worker.answer(Ask::Edit(LeafEdit { key: vec![1], action }))
         };
         let most = Small::longest_value_beside(1);
@@ -559,7 +550,7 @@ fn a_scan_reply_is_cut_again_if_its_values_have_grown() {
         let worker = open::<InBlocks, _>(fabric, caches()[1], &blocks).await;
         let upsert_all = async |length: usize| {
             for key in 0..40 {
-                let action = Action::Upsert(vec![key; length]);
+                let action = EditAction::Upsert(vec![key; length]);
                 let told = worker.answer(Ask::Edit(LeafEdit { key: vec![key], action })).await;
                 assert!(matches!(told, Told::Changed { .. }), "{told:?}");
             }
@@ -641,7 +632,7 @@ fn a_life_finds_the_free_blocks_of_former_lives() {
                     while !found.get() || round < 10 {
                         for key in 0..20 {
                             let value = vec![life ^ round as u8; length(key)];
-                            let action = Action::Upsert(value);
+                            let action = EditAction::Upsert(value);
                             let edit = LeafEdit { key: vec![key], action };
                             let told = worker.answer(Ask::Edit(edit)).await;
                             assert!(matches!(told, Told::Changed { .. }), "{life}: {told:?}");
@@ -729,7 +720,7 @@ fn what_is_found_in_chunks_that_others_share_is_used() {
         let cache = caches()[1];
         let upsert_all = async |worker: &Worker<Dex, _, Small, InBlocks>, bytes: usize| {
             for key in 0..40 {
-                let action = Action::Upsert(vec![key; bytes]);
+                let action = EditAction::Upsert(vec![key; bytes]);
                 let told = worker.answer(Ask::Edit(LeafEdit { key: vec![key], action })).await;
                 assert!(matches!(told, Told::Changed { .. }), "{told:?}");
             }

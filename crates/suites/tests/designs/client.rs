@@ -4,10 +4,10 @@
 use farleaf_fabric::AnyFabric;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
-use farleaf_fabric::{Call, Calls, Cluster, Cpu, Region};
+use farleaf_fabric::{Calls, Cluster, Cpu, Region, ServiceCall};
 use farleaf_index::client::{ClientIndex, ClientOptions};
-use farleaf_index::{IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_page::{Answer, Fixed8};
+use farleaf_index::{IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_page::{EditAnswer, Fixed8};
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 
 type Ask = ClientRequest<Fixed8>;
@@ -21,7 +21,7 @@ impl Calls for Puppet {
         None
     }
 
-    async fn call<C: Cpu>(&self, _cpu: &C, call: Call<'_>) {
+    async fn call<C: Cpu>(&self, _cpu: &C, call: ServiceCall<'_>) {
         let ask = Ask::decode(call.request).expect("a client sends requests");
         call.reply.extend_from_slice(&(self.0)(ask).encode());
     }
@@ -142,7 +142,7 @@ fn a_group_that_is_redirected_asks_the_former_owner_once() {
         other => unreachable!("{other:?}"),
     }));
     let owner = Puppet(Box::new(move |ask| match ask {
-        Ask::Edit(edit) => Told::Edited(Answer::from_lookup(Some(edit.key))),
+        Ask::Edit(edit) => Told::Edited(EditAnswer::from_lookup(Some(edit.key))),
         other => unreachable!("{other:?}"),
     }));
     let found = with_servers(vec![Arc::new(former), Arc::new(owner)], async |client| {
@@ -204,7 +204,7 @@ fn a_flush_believes_only_the_incarnation_that_acknowledged() {
         let flushes = AtomicU64::new(0);
         let answers = move |ask| match ask {
             Ask::Edit(_) => {
-                Told::Changed { incarnation: inserted, answer: Answer::from_lookup(None) }
+                Told::Changed { incarnation: inserted, answer: EditAnswer::from_lookup(None) }
             }
             Ask::Flush => match flushes.fetch_add(1, Ordering::Relaxed) {
                 0 => covered(first, 1),
@@ -270,7 +270,7 @@ fn a_change_with_an_invalid_reply_is_of_unknown_outcome() {
 #[test]
 fn a_scan_that_goes_nowhere_or_too_far_ends() {
     for reverse in [false, true] {
-        let scan = Scan { reverse, ..Scan::range(7..=20).limit(3) };
+        let scan = ScanResult { reverse, ..ScanResult::range(7..=20).limit(3) };
         let again = |ask| match ask {
             Ask::Scan { lower, upper, reverse, .. } => {
                 let next = Some(if reverse { upper } else { lower });

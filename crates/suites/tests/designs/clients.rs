@@ -2,7 +2,7 @@
 
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Layout;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::Setup;
@@ -59,8 +59,8 @@ pub(crate) async fn fill_until_refused(
 pub(crate) async fn stays_whole_without_memory(index: &impl IndexAdmin<Key = u64, Value = u64>) {
     let model = fill_until_refused(index).await;
     let contents: Vec<_> = model.into_iter().collect();
-    assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), contents);
-    let mut downwards = index.scan(&Scan::range(..).reverse()).await.unwrap();
+    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), contents);
+    let mut downwards = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
     downwards.reverse();
     assert_eq!(downwards, contents);
     for (key, value) in &contents {
@@ -212,12 +212,12 @@ where
     });
     cluster.run(&[4], |fabric, _| async move {
         let index = D::open(fabric.clone(), compute).await.unwrap();
-        let scanned = async |scan: Scan<u64>| -> BTreeMap<u64, u64> {
+        let scanned = async |scan: ScanResult<u64>| -> BTreeMap<u64, u64> {
             index.scan(&scan).await.unwrap().into_iter().collect()
         };
         for round in 0..2 {
-            let up = scanned(Scan::range(..)).await;
-            let down = scanned(Scan::range(..).reverse()).await;
+            let up = scanned(ScanResult::range(..)).await;
+            let down = scanned(ScanResult::range(..).reverse()).await;
             let keys: Vec<_> =
                 known.iter().flat_map(|known| known.lock().unwrap().clone()).collect();
             for (key, (acknowledged, on_its_way)) in keys {

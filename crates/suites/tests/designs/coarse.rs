@@ -5,12 +5,12 @@ use super::clients::{fill_until_refused, grow_and_shrink};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Message, Provider, ServerId};
-use farleaf_index::{Design, IndexAdmin, RangeIndex, Scan};
-use farleaf_page::{Action, Fixed8, Layout, LeafEdit};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
+use farleaf_page::{EditAction, Fixed8, Layout, LeafEdit};
 use farleaf_pool::remote::{NodeAllocator, RemoteError};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_pool::wire::{
-    PoolRequest, Refusal, Reply, Request, SCAN_REPLY_RECORDS, Share, TreeRequest,
+    PoolRequest, Refusal, Reply, Request, SCAN_REPLY_RECORDS, TreeRequest, TreeShare,
 };
 use farleaf_suites::conformance::Setup;
 use farleaf_trees::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
@@ -51,13 +51,16 @@ fn operations_cost_what_the_paper_says() {
             assert_eq!(spent.doorbells, 1);
         }
         let start = fabric.counters().snapshot();
-        let records = index.scan(&Scan::range(key(100)..).limit(100)).await.unwrap();
+        let records = index.scan(&ScanResult::range(key(100)..).limit(100)).await.unwrap();
         assert_eq!(records, (100..200).map(|n| (key(n), n)).collect::<Vec<_>>());
         let spent = fabric.counters().snapshot() - start;
         assert_eq!((spent.rpcs, spent.remote_operations()), (1, 1), "a scan within one server");
 
         let start = fabric.counters().snapshot();
-        assert_eq!(index.scan(&Scan::range(key(9_950)..).limit(100)).await.unwrap().len(), 100);
+        assert_eq!(
+            index.scan(&ScanResult::range(key(9_950)..).limit(100)).await.unwrap().len(),
+            100
+        );
         let spent = fabric.counters().snapshot() - start;
         assert_eq!(spent.remote_operations(), 2, "a scan across a boundary");
 
@@ -87,7 +90,7 @@ fn a_reply_that_is_full_in_the_last_leaf_is_not_the_end() {
         let index = open::<_, Fixed8>(fabric.clone()).await;
         let count = SCAN_REPLY_RECORDS as u64 + 5;
         index.bulk_load((0..count).map(|n| (n, n)), 0.7).await.unwrap();
-        for scan in [Scan::range(..), Scan::range(..).reverse()] {
+        for scan in [ScanResult::range(..), ScanResult::range(..).reverse()] {
             assert_eq!(index.scan(&scan).await.unwrap().len() as u64, count, "{scan:?}");
         }
     });
@@ -117,7 +120,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
         let index = open::<_, Fixed8<16>>(fabric.clone()).await;
         let model = fill_until_refused(&index).await;
         let contents: Vec<_> = model.iter().map(|(&key, &value)| (key, value)).collect();
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), contents);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), contents);
         for (key, value) in &contents {
             assert_eq!(index.get(key).await, Ok(Some(*value)));
             assert_eq!(index.update(key, &!value).await, Ok(true));
@@ -183,14 +186,14 @@ fn a_server_survives_any_request() {
         let refused = |refusal| Some(Reply::Refused(refusal));
         type R = Request<Fixed8>;
         let edit = |key, action| R::Edit(LeafEdit { key, action });
-        let get = edit(1, Action::Get).encode();
+        let get = edit(1, EditAction::Get).encode();
         assert!(same(ask(get.clone()).await, refused(Refusal::NoTree)));
-        let crossed = TreeRequest::Create { share: Share::Range { low: 9, high: Some(3) } };
+        let crossed = TreeRequest::Create { share: TreeShare::Range { low: 9, high: Some(3) } };
         assert!(same(ask(R::from(crossed).encode()).await, refused(Refusal::Malformed)));
-        let create = TreeRequest::Create { share: Share::Range { low: 0, high: Some(100) } };
+        let create = TreeRequest::Create { share: TreeShare::Range { low: 0, high: Some(100) } };
         assert!(same(ask(R::from(create).encode()).await, Some(Reply::Done)));
-        assert!(same(ask(edit(100, Action::Get).encode()).await, refused(Refusal::NotMine)));
-        let insert = edit(1, Action::Insert(2)).encode();
+        assert!(same(ask(edit(100, EditAction::Get).encode()).await, refused(Refusal::NotMine)));
+        let insert = edit(1, EditAction::Insert(2)).encode();
         assert!(same(ask(insert).await, Some(Reply::Applied(true))));
         // Every prefix of a request, and every request with a trailing byte.
         for length in 0..get.len() {

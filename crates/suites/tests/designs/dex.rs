@@ -13,8 +13,8 @@ use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
 use farleaf_index::partition::{ComputePool, RoutedIndex};
 use farleaf_index::{
-    Action, Boundaries, Design, Exchange, IndexAdmin, IndexError, LeafEdit, PartState, RangeIndex,
-    Scan,
+    Boundaries, Design, EditAction, Exchange, IndexAdmin, IndexError, LeafEdit, PartState,
+    RangeIndex, ScanResult,
 };
 use farleaf_page::{Fixed8, Layout, NodeCarver};
 use farleaf_pool::server::MemoryServer;
@@ -81,9 +81,9 @@ fn contents(model: &Model) -> Vec<(u64, u64)> {
 
 async fn same_contents<I: RangeIndex<Key = u64, Value = u64>>(index: &I, model: &Model) {
     let mut expected = contents(model);
-    assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), expected, "upwards");
+    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected, "upwards");
     expected.reverse();
-    assert_eq!(index.scan(&Scan::range(..).reverse()).await.unwrap(), expected, "downwards");
+    assert_eq!(index.scan(&ScanResult::range(..).reverse()).await.unwrap(), expected, "downwards");
 }
 
 /// One random operation on `key`, on the index and on the model.
@@ -139,7 +139,7 @@ fn what_is_cached_costs_nothing() {
             assert_eq!(verbs(spent(&fabric, remove).await), NOTHING);
         }
         let scan = async {
-            assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), RECORDS as usize)
+            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), RECORDS as usize)
         };
         assert_eq!(verbs(spent(&fabric, scan).await), NOTHING);
     });
@@ -163,7 +163,7 @@ fn a_merge_does_not_hold_up_the_other_operations_of_its_group() {
         let mut merges = 0;
         for key in 0..150 {
             assert_eq!(index.get(&199).await, Ok(Some(199)), "its leaf becomes hot");
-            let edits = [(&key, Action::Remove), (&199, Action::Get)];
+            let edits = [(&key, EditAction::Remove), (&199, EditAction::Get)];
             let edits = edits.map(|(key, action)| LeafEdit { key, action });
             let written = std::cell::Cell::new([0; 2]);
             let done = |place: usize, outcome: Result<_, _>| {
@@ -342,7 +342,7 @@ fn a_split_below_a_shared_parent_is_one_cas() {
     cluster.run_one(|fabric| async move {
         let index = open(fabric.clone(), pool).await;
         index.bulk_load((0..1_200).map(|n| (n * 2, n)), 1.0).await.unwrap();
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 1_200);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 1_200);
         // The first split requests a client number, a log, and perhaps a chunk.
         assert_eq!(index.insert(&1, &7).await, Ok(true));
         let mut last_part = 0;
@@ -368,7 +368,7 @@ fn many_tasks_in_few_frames<P: Provider>(provider: &P, admission: AdmissionName)
     let options = tiny(vec![], admitting(admission, fewest()));
     let cluster = setup(provider, 3, 16 << 20, options.clone()).with_index::<Tiny, Dex>();
     let pool = compute::<Tiny>(&options);
-    assert_eq!(pool.servers()[0].state().cache().arena().frames(), CacheOptions::LEAST_FRAMES);
+    assert_eq!(pool.servers()[0].state().cache().arena().frames(), CacheOptions::MIN_FRAMES);
     let pool = &pool;
     let models = cluster.run(&[0; CLIENTS as usize], |fabric, client| async move {
         let index = open(fabric.clone(), pool).await;
@@ -380,8 +380,8 @@ fn many_tasks_in_few_frames<P: Provider>(provider: &P, admission: AdmissionName)
             if round % 10 == 0 {
                 // Other clients may change their keys meanwhile, but this client's keys must be
                 // unchanged.
-                let scan = Scan::range(key..).limit(60);
-                for scan in [scan.clone(), Scan::range(..=key).reverse().limit(60), scan] {
+                let scan = ScanResult::range(key..).limit(60);
+                for scan in [scan.clone(), ScanResult::range(..=key).reverse().limit(60), scan] {
                     let found = index.scan(&scan).await.unwrap();
                     assert!(found.is_sorted_by(|a, b| (a.0 > b.0) == scan.reverse), "{scan:?}");
                     let (Some(first), Some(last)) = (found.first(), found.last()) else { continue };
@@ -482,7 +482,7 @@ fn partitions_from_empty<L: Layout<Key = u64, Value = u64>>(parts: u64, cache: C
         for &low in &places {
             for &high in places.iter().filter(|high| **high >= low) {
                 for limit in [1, 3, usize::MAX] {
-                    let scan = Scan::range(low..=high).limit(limit);
+                    let scan = ScanResult::range(low..=high).limit(limit);
                     let inside = model.range(low..=high).map(|(&key, &value)| (key, value));
                     let expected: Vec<_> = inside.clone().take(limit).collect();
                     assert_eq!(index.scan(&scan).await.unwrap(), expected, "{scan:?}");
@@ -750,7 +750,7 @@ fn a_bulk_load_that_fails_at_its_end_leaves_the_pool_whole() {
         for key in 0..5_000 {
             assert_eq!(index.insert(&(key * 3 + 1), &key).await, Ok(true));
         }
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 10_000);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 10_000);
     });
 }
 
@@ -775,9 +775,9 @@ fn after_a_flush_the_pool_has_everything() {
                 }
                 // D2: even without a flush, the tree in the pool is well-formed, though older.
                 let older = open(fabric.clone(), &compute::<Tiny>(options)).await;
-                let seen = older.scan(&Scan::range(..)).await.unwrap();
+                let seen = older.scan(&ScanResult::range(..)).await.unwrap();
                 assert!(seen.is_sorted_by(|a, b| a.0 < b.0));
-                let mut downwards = older.scan(&Scan::range(..).reverse()).await.unwrap();
+                let mut downwards = older.scan(&ScanResult::range(..).reverse()).await.unwrap();
                 downwards.reverse();
                 assert!(downwards.is_sorted_by(|a, b| a.0 < b.0));
                 for part in 0..parts {
@@ -835,10 +835,12 @@ fn a_scan_overlaps_its_reads() {
             let (first_ns, _) = took(fabric, get).await;
             for reverse in [false, true] {
                 let (scan, expected): (_, Vec<_>) = match reverse {
-                    false => (Scan::range(key..), (number..number + 100).map(record).collect()),
+                    false => {
+                        (ScanResult::range(key..), (number..number + 100).map(record).collect())
+                    }
                     true => {
                         let expected = (number - 99..=number).rev().map(record).collect();
-                        (Scan::range(..=key).reverse(), expected)
+                        (ScanResult::range(..=key).reverse(), expected)
                     }
                 };
                 let scan = scan.limit(100);
@@ -857,8 +859,8 @@ fn a_scan_overlaps_its_reads() {
             // READs are left.
             let from = number + 400;
             index.get(&(from * 3)).await.unwrap();
-            index.scan(&Scan::range(key..).limit(60)).await.unwrap();
-            let scan = Scan::range((from + 200) * 3..).limit(100);
+            index.scan(&ScanResult::range(key..).limit(60)).await.unwrap();
+            let scan = ScanResult::range((from + 200) * 3..).limit(100);
             let (ns, _) = took(fabric, async {
                 assert_eq!(index.scan(&scan).await.unwrap()[99], record(from + 299));
             })
@@ -891,7 +893,7 @@ fn a_scan_reads_ahead_only_if_it_may() {
             index.get(&(42 * 42 + 42 * 20)).await.unwrap();
             let range = 42 * 42 + 3..42 * 42 + 42 * 12;
             let read = async {
-                let records = index.scan(&Scan::range(range.clone())).await.unwrap();
+                let records = index.scan(&ScanResult::range(range.clone())).await.unwrap();
                 assert_eq!(records, range.clone().map(|n| (n, n)).collect::<Vec<_>>());
             };
             let (ns, reads) = took(fabric, read).await;
@@ -926,7 +928,7 @@ fn a_scan_is_left_to_memory_servers() {
             let high = (low + width).min(60_000);
             let limit = [1, 100, 3_000, usize::MAX][round as usize % 4];
             let mut expected: Vec<_> = (low..high).map(|n| (n * 2, n)).collect();
-            let scan = Scan::range(low * 2..high * 2).limit(limit);
+            let scan = ScanResult::range(low * 2..high * 2).limit(limit);
             for scan in [scan.clone(), scan.reverse()] {
                 let run = async {
                     let records = index.scan(&scan).await.unwrap();
@@ -945,7 +947,7 @@ fn a_scan_is_left_to_memory_servers() {
         assert_eq!((counters.offloads, counters.offload_refusals), (requests, 0));
         assert!(requests > 400, "{requests}");
         let here = async {
-            let scan = Scan::range(10..).limit(100);
+            let scan = ScanResult::range(10..).limit(100);
             assert_eq!(index.scan(&scan).await.unwrap().len(), 100);
         };
         assert_eq!(verbs(spent(&fabric, here).await).0, 0, "it is there, or left to the server");

@@ -3,8 +3,8 @@
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Cpu, Fabric, Message, Provider, Region, RpcService, ServerId, Work};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, Scan};
-use farleaf_page::{Action, Fixed8, LeafEdit};
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_page::{EditAction, Fixed8, LeafEdit};
 use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_pool::wire::{Refusal, Reply, Request, TreeRequest};
@@ -108,7 +108,7 @@ fn a_server_that_does_not_answer_keeps_no_other_from_publishing() {
             let index = <Hybrid as Design<Tiny>>::open(fabric.clone(), &()).await.unwrap();
             let loaded = index.bulk_load(records(3).into_iter(), 0.7).await;
             assert!(matches!(loaded, Err(IndexError::Indeterminate(_))), "{loaded:?}");
-            assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), records(3));
+            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), records(3));
             for (number, at_end) in (0..).zip(at_end) {
                 let last = (number + 1) * SHARE - 10;
                 let before = fabric.counters().snapshot();
@@ -173,7 +173,7 @@ fn a_load_that_is_refused_half_way_is_not_called_refused() {
             <Coarse as Design<Tiny>>::create(&fabric, options).await.unwrap();
             let index = <Coarse as Design<Tiny>>::open(fabric.clone(), &()).await.unwrap();
             let loaded = index.bulk_load(records(3).into_iter(), 0.7).await;
-            let found = index.scan(&Scan::range(..)).await.unwrap();
+            let found = index.scan(&ScanResult::range(..)).await.unwrap();
             match at_end[0] {
                 Refuses => {
                     let refusal = Refusal::NotLoading;
@@ -251,7 +251,7 @@ fn a_load_whose_reply_is_late_has_ended() {
         });
         let found = cluster.run(&[0], |fabric, _| async move {
             let index = <Coarse as Design<Tiny>>::open(fabric.clone(), &()).await.unwrap();
-            index.scan(&Scan::range(..)).await.unwrap()
+            index.scan(&ScanResult::range(..)).await.unwrap()
         });
         let found = found[0].as_ref().unwrap();
         match outcomes[0].as_ref().unwrap() {
@@ -286,13 +286,13 @@ fn a_refused_end_is_refused_again_until_the_load_is_aborted() {
         rpc.expect_done(FIRST, &append(records(1))).await.unwrap();
         assert!(usage().await.nodes_in_use > before.nodes_in_use + 20);
         let edit = |action| Request::<Tiny>::Edit(LeafEdit { key: 5, action });
-        let inserted = rpc.ask(FIRST, &edit(Action::Insert(6))).await;
+        let inserted = rpc.ask(FIRST, &edit(EditAction::Insert(6))).await;
         assert!(matches!(inserted, Ok(Reply::Applied(true))), "{inserted:?}");
         let not_empty = refused(FIRST, Refusal::NotEmpty);
         for _ in 0..3 {
             assert_eq!(rpc.end_load(FIRST, 7).await, not_empty);
         }
-        let found = rpc.ask(FIRST, &edit(Action::Get)).await;
+        let found = rpc.ask(FIRST, &edit(EditAction::Get)).await;
         assert!(matches!(found, Ok(Reply::Value(Some(6)))), "{found:?}");
         assert!(usage().await.nodes_in_use > before.nodes_in_use + 20, "the load is still open");
         for _ in 0..2 {
@@ -323,7 +323,7 @@ fn a_late_request_leaves_other_loads_alone() {
         rpc.expect_done(FIRST, &append(8, second)).await.unwrap();
         rpc.end_load(FIRST, 8).await.unwrap();
         let index = <Coarse as Design<Tiny>>::open(fabric, &()).await.unwrap();
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), records(1));
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), records(1));
     });
 }
 
@@ -360,7 +360,7 @@ fn after_a_death<D: Design<Tiny, Compute = ()>>(options: &D::Options) {
                 index.declare_dead(1).await.unwrap();
             }
             let loaded = index.bulk_load(records(2).into_iter(), 0.7).await.unwrap();
-            assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), records(2));
+            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), records(2));
             loaded
         });
         assert_eq!(loaded, [Some(0), Some(200)], "loads again: {loads_again}");

@@ -7,7 +7,7 @@ use super::clients::{
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, GlobalAddr};
-use farleaf_index::{Action, Design, IndexAdmin, IndexError, LeafEdit, RangeIndex, Scan};
+use farleaf_index::{Design, EditAction, IndexAdmin, IndexError, LeafEdit, RangeIndex, ScanResult};
 use farleaf_page::{DesignId, Entries8, Fixed8, Layout};
 use farleaf_pool::remote::{Pointer, ROOT_SERVER};
 use farleaf_pool::server::MemoryServerConfig;
@@ -52,7 +52,7 @@ fn on_a_loaded_index(
         let index = open::<_, Fixed8>(fabric.clone(), compute).await;
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
         // The first scan caches the parents. The first change registers a number.
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 60_000);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 60_000);
         assert_eq!(index.update(&0, &0).await, Ok(true));
         check(index, fabric).await;
     });
@@ -103,7 +103,7 @@ fn validation_by_versions_costs_two_more_reads() {
         }
         let keys: Vec<u64> = (0..6).map(|n| 3_000 + n * 3).collect();
         let edits: Vec<_> =
-            keys.iter().map(|key| LeafEdit { key, action: Action::Update(&7) }).collect();
+            keys.iter().map(|key| LeafEdit { key, action: EditAction::Update(&7) }).collect();
         let update = async { drop(index.execute_all(&edits).await) };
         assert_eq!(counts(spent(&fabric, update).await), [6 + 1, 1, 6 + 1, 0]);
     });
@@ -154,7 +154,7 @@ fn a_lock_that_is_handed_over_costs_no_cas() {
         on_a_loaded_index(options, async |index, fabric| {
             for together in 1..=6 {
                 let keys: Vec<u64> = (0..together).map(|n| 3_000 + n * 3).collect();
-                let edit = |key| LeafEdit { key, action: Action::Update(&7) };
+                let edit = |key| LeafEdit { key, action: EditAction::Update(&7) };
                 let edits: Vec<_> = keys.iter().map(edit).collect();
                 let update = async {
                     let answers = index.execute_all(&edits).await;
@@ -169,7 +169,7 @@ fn a_lock_that_is_handed_over_costs_no_cas() {
     let options = ShermanOptions { hand_overs: 2, ..ShermanOptions::default() };
     on_a_loaded_index(options, async |index, fabric| {
         let keys: Vec<u64> = (0..6).map(|n| 3_000 + n * 3).collect();
-        let edit = |key| LeafEdit { key, action: Action::Remove };
+        let edit = |key| LeafEdit { key, action: EditAction::Remove };
         let edits: Vec<_> = keys.iter().map(edit).collect();
         let remove = async { drop(index.execute_all(&edits).await) };
         assert_eq!(counts(spent(&fabric, remove).await), [6, 2, 6 + 2, 0]);
@@ -188,7 +188,7 @@ fn the_owner_of_a_leaf_needs_no_lock() {
     cluster.run_one(|fabric| async move {
         let index = <PSherman as Design<Fixed8>>::open(fabric.clone(), compute).await.unwrap();
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
-        let all = Scan::range(..);
+        let all = ScanResult::range(..);
         assert_eq!(index.scan(&all).await.unwrap().len(), 60_000);
         // Each owner caches what its operations need, also of leaves that cross a boundary.
         let keys: Vec<u64> = (0..60_000).map(|n| n * 3).collect();
@@ -230,7 +230,7 @@ fn reads_of_known_leaves_leave_together() {
         for number in (0..59_000).step_by(97) {
             let (mut up, mut down) = (Vec::new(), Vec::new());
             let scans = async {
-                let keys = Scan::range(number * 3..).limit(100);
+                let keys = ScanResult::range(number * 3..).limit(100);
                 up = index.scan(&keys).await.unwrap();
             };
             let cost = spent(&fabric, scans).await;
@@ -238,7 +238,7 @@ fn reads_of_known_leaves_leave_together() {
             // 100 records are in four or five leaves.
             assert!((4..=6).contains(&cost.reads) && cost.doorbells <= 2, "{cost:?}");
             let scans = async {
-                let keys = Scan::range(..=number * 3).reverse().limit(100);
+                let keys = ScanResult::range(..=number * 3).reverse().limit(100);
                 down = index.scan(&keys).await.unwrap();
             };
             let cost = spent(&fabric, scans).await;
@@ -267,7 +267,7 @@ fn old_cached_parents_cost_reads_and_nothing_else() {
             return stages.done();
         }
         index.bulk_load((0..400).map(|n| (n * 10, n * 20)), 1.0).await.unwrap();
-        index.scan(&Scan::range(..)).await.unwrap();
+        index.scan(&ScanResult::range(..)).await.unwrap();
         stages.done();
         stages.reach(&fabric, 2).await;
         let all: Vec<_> = (0..4_000).map(|key| (key, key * 2)).collect();
@@ -280,14 +280,14 @@ fn old_cached_parents_cost_reads_and_nothing_else() {
         assert!(others == [0; 3] && reads > 4_000, "{reads} READs, {others:?}");
         let [fewer, others @ ..] = counts(spent(&fabric, get_all()).await);
         assert!(others == [0; 3] && (4_000..reads).contains(&fewer), "{fewer}, {reads} before");
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), all);
-        let down = index.scan(&Scan::range(..).reverse()).await.unwrap();
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), all);
+        let down = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
         assert!(down.iter().rev().eq(&all));
         for (key, value) in &all {
             assert_eq!(index.get(key).await, Ok(Some(*value)));
             assert_eq!(index.remove(key).await, Ok(true));
         }
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), []);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), []);
         let cached = <Sherman as Design<Tiny>>::cached_bytes(compute);
         // A leaf has one or two records, and a parent at most four leaves.
         assert!((4_000 / 8 * 128..=4_000 * 128).contains(&cached), "{cached}");
@@ -304,14 +304,14 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
         let index = open::<_, Tiny>(fabric.clone(), compute).await;
         let model = fill_until_refused(&index).await;
         let contents: Vec<_> = model.iter().map(|(&key, &value)| (key, value)).collect();
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), contents);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), contents);
         for (key, value) in &contents {
             assert_eq!(index.get(key).await, Ok(Some(*value)));
             assert_eq!(index.update(key, &!value).await, Ok(true));
             assert_eq!(index.remove(key).await, Ok(true));
             assert_eq!(index.insert(key, value).await, Ok(true));
         }
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap(), contents);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), contents);
     });
 }
 
@@ -372,7 +372,7 @@ fn a_load_waits_for_the_entry_lock_of_the_root() {
         assert!(matches!(refused, Err(IndexError::Contended { .. })), "{refused:?}");
         one.pages().release_entries(hold).await;
         assert_eq!(load().await, Ok(100));
-        assert_eq!(one.scan(&Scan::range(..)).await.unwrap().len(), 100);
+        assert_eq!(one.scan(&ScanResult::range(..)).await.unwrap().len(), 100);
         assert_eq!(one.insert(&200, &1).await, Ok(true));
     });
 }
@@ -408,12 +408,13 @@ fn operations_that_are_dropped_half_way_leave_no_lock() {
                 other.update(&key, &key).await.unwrap();
             }
             let keys = [1_u64, 2, 3, 4];
-            let edits = keys.each_ref().map(|key| LeafEdit { key, action: Action::Upsert(&77) });
+            let edits =
+                keys.each_ref().map(|key| LeafEdit { key, action: EditAction::Upsert(&77) });
             for_at_most(&fabric, ns, one.execute_all(&edits)).await;
             *doubted.lock().unwrap() = one.pages().has_doubts();
             one.pages().settle_all().await.unwrap();
             let held: BTreeMap<_, _> =
-                other.scan(&Scan::range(..)).await.unwrap().into_iter().collect();
+                other.scan(&ScanResult::range(..)).await.unwrap().into_iter().collect();
             *grown.lock().unwrap() = held.contains_key(&3);
             for key in 1..=4 {
                 let before = (key < 3).then_some(key);

@@ -7,8 +7,8 @@ use super::clients::{
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig, Slow, Verb};
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, ServerId};
-use farleaf_index::{Action, Design, IndexError, LeafEdit, RangeIndex, Scan};
-use farleaf_page::{Bytes, Child, DesignId, Fixed8, Slot};
+use farleaf_index::{Design, EditAction, IndexError, LeafEdit, RangeIndex, ScanResult};
+use farleaf_page::{Bytes, DesignId, Fixed8, RadixChild, RadixSlot};
 use farleaf_pool::remote::{ENDLESS, Leases, RpcClient};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::Refusal;
@@ -48,7 +48,7 @@ fn on_a_loaded_index(
         let records = (0..60_000).map(|n| (n * step, n));
         assert_eq!(index.bulk_load(records, 1.0).await, Ok(60_000));
         // The first scan caches the nodes. The first changes register a number and get memory.
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 60_000);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 60_000);
         assert_eq!(index.update(&0, &0).await, Ok(true));
         for key in 0..3 {
             assert_eq!(index.insert(&(u64::MAX - key), &0).await, Ok(true));
@@ -97,7 +97,7 @@ fn operations_cost_what_the_design_says() {
 #[test]
 fn operations_on_one_key_share_reads_and_writes() {
     on_a_loaded_index(SmartOptions::default(), 3, async |index, fabric| {
-        let run = async |key: u64, actions: &[Action<&u64>]| {
+        let run = async |key: u64, actions: &[EditAction<&u64>]| {
             // Operations on one key of one `execute_all` would wait for each other.
             let edits = actions.iter().map(|action| LeafEdit { key: &key, action: *action });
             let operations: Vec<_> = edits.map(|edit| index.execute(edit)).collect();
@@ -109,27 +109,31 @@ fn operations_on_one_key_share_reads_and_writes() {
         };
         for together in 1..=6_u64 {
             let groups = together.min(2);
-            let (answers, counts, bytes) = run(300, &vec![Action::Get; together as usize]).await;
+            let (answers, counts, bytes) =
+                run(300, &vec![EditAction::Get; together as usize]).await;
             assert!(answers.iter().all(|answer| answer.found == Some(100)));
             assert_eq!((counts, bytes), ([groups, 0, 0, 0], groups * LEAF), "{together}");
             // Each finds what the one before has left.
             assert_eq!(index.update(&600, &0).await, Ok(true));
             let values: Vec<u64> = (0..=together).collect();
-            let steps: Vec<_> =
-                values.windows(2).map(|pair| Action::CompareExchange(&pair[0], &pair[1])).collect();
+            let steps: Vec<_> = values
+                .windows(2)
+                .map(|pair| EditAction::CompareExchange(&pair[0], &pair[1]))
+                .collect();
             let (answers, counts, bytes) = run(600, &steps).await;
             assert!(answers.iter().all(|answer| answer.applied), "{answers:?}");
             let expected = ([groups, groups, 2 * groups, 0], groups * LEAF);
             assert_eq!((counts, bytes), expected, "{together}");
             assert_eq!(index.get(&600).await, Ok(Some(together)));
             // One of them inserts the key. The others READ its leaf, and change nothing.
-            let inserts = vec![Action::Insert(&7); together as usize];
+            let inserts = vec![EditAction::Insert(&7); together as usize];
             let (answers, counts, _) = run(601 + 3 * together, &inserts).await;
             assert_eq!(answers.iter().filter(|answer| answer.applied).count(), 1);
             assert_eq!(counts, [groups, 1, 1, 0], "{together}");
             // What cancels out needs no WRITE, and none but the first one is alone.
-            let (one, two) = (Action::Insert(&7), Action::Remove);
-            let (answers, counts, _) = run(602 + 3 * together, &[Action::Remove, one, two]).await;
+            let (one, two) = (EditAction::Insert(&7), EditAction::Remove);
+            let (answers, counts, _) =
+                run(602 + 3 * together, &[EditAction::Remove, one, two]).await;
             assert_eq!(
                 answers.iter().map(|answer| answer.applied).collect::<Vec<_>>(),
                 [false, true, true]
@@ -158,7 +162,7 @@ fn the_owner_of_a_key_needs_no_lock() {
     cluster.run_one(|fabric| async move {
         let index = <PSmart as Design<Fixed8>>::open(fabric.clone(), compute).await.unwrap();
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 1.0).await.unwrap();
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 60_000);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 60_000);
         for number in (0..60_000).step_by(1_001) {
             let key = number * 3;
             // Each owner caches what its operations need, and gets memory for a leaf.
@@ -244,7 +248,7 @@ fn the_tree_grows_by_single_words() {
         }
         let get = async { assert_eq!(other.get(&(1 << 40)).await, Ok(Some(1))) };
         assert_eq!(counts(spent(&fabric, get).await), [1, 0, 0, 0]);
-        assert_eq!(other.scan(&Scan::range(..)).await.unwrap().len(), 257);
+        assert_eq!(other.scan(&ScanResult::range(..)).await.unwrap().len(), 257);
     });
 }
 
@@ -287,13 +291,14 @@ fn a_scan_reads_its_leaves_with_their_nodes() {
         for number in (100..58_000).step_by(97) {
             let (mut up, mut down) = (Vec::new(), Vec::new());
             let nodes = (number + 99) / 256 - number / 256 + 1;
-            let scan = async { up = index.scan(&Scan::range(number..).limit(100)).await.unwrap() };
+            let scan =
+                async { up = index.scan(&ScanResult::range(number..).limit(100)).await.unwrap() };
             let cost = spent(&fabric, scan).await;
             assert_eq!(up, (number..number + 100).map(|n| (n, n)).collect::<Vec<_>>());
             assert_eq!(counts(cost), [100 + nodes, 0, 0, 0], "{cost:?}");
             assert_eq!(cost.bytes_read, 100 * LEAF + nodes * node(256));
             assert_eq!(cost.doorbells, nodes, "{cost:?}");
-            let keys = Scan::range(..number + 100).reverse().limit(100);
+            let keys = ScanResult::range(..number + 100).reverse().limit(100);
             let scan = async { down = index.scan(&keys).await.unwrap() };
             let cost = spent(&fabric, scan).await;
             up.reverse();
@@ -333,13 +338,13 @@ fn memory_that_others_have_used_is_not_taken_for_free_slots() {
         fill_and_return(&fabric, ServerId::new(0)).await;
         <Smart as Design<Fixed8>>::create(&fabric, &options).await.unwrap();
         let index = open(fabric.clone(), compute).await;
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]), "the root slot is free");
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]), "the root slot is free");
         fill_and_return(&fabric, ServerId::new(0)).await;
         let records: Vec<(u64, u64)> = (0..600).map(|n| (n << 5, n)).collect();
         for (key, value) in &records {
             assert_eq!(index.insert(key, value).await, Ok(true), "{key}");
         }
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(records));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(records));
     });
 }
 
@@ -356,9 +361,9 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
         let many = (0..20_000).map(|n| (n << 20, n));
         let refused = index.bulk_load(many, 1.0).await;
         assert!(matches!(refused, Err(IndexError::OutOfMemory { .. })), "{refused:?}");
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
         let model = fill_until_refused(&index).await;
-        assert_eq!(index.scan(&Scan::range(..)).await, Ok(model.into_iter().collect()));
+        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(model.into_iter().collect()));
         for key in [0, u64::MAX] {
             assert_eq!(index.get(&key).await, Ok((key == 0).then_some(0)));
         }
@@ -429,7 +434,7 @@ fn a_load_that_fails_in_doubt_before_it_is_shown_leaves_its_memory() {
                 assert!(used().await > 8 * CHUNK_BYTES, "it failed half-way");
             }
             assert_eq!(index.bulk_load(records(), 1.0).await, Ok(20_000));
-            let found = index.scan(&Scan::range(..)).await.unwrap();
+            let found = index.scan(&ScanResult::range(..)).await.unwrap();
             assert_eq!(found, records().collect::<Vec<_>>());
             used().await
         })
@@ -543,14 +548,14 @@ fn a_slot_that_leads_to_its_own_node_is_not_followed_for_ever() {
         let rpc = RpcClient::<_, Fixed8>::new(fabric.clone());
         let root = rpc.claimed(ServerId::new(0), DesignId::Smart).await.unwrap().0.root;
         let word = async |at| fabric.read(at, fabric.buffer(8).unwrap()).await.unwrap().get(0);
-        let to_node = Slot::from_bits(word(root).await);
-        assert!(matches!(to_node.child(), Child::Node(_)), "{to_node:?}");
+        let to_node = RadixSlot::from_bits(word(root).await);
+        assert!(matches!(to_node.child(), RadixChild::Node(_)), "{to_node:?}");
         // Its first slot is that of the key 0, for the same byte as the root slot.
         let slot = to_node.at().plus(16);
         let buffer = fabric.buffer(8).unwrap();
         buffer.set(0, word(root).await);
         fabric.write(slot, buffer).await.unwrap();
-        for scan in [Scan::range(..), Scan::range(..).reverse()] {
+        for scan in [ScanResult::range(..), ScanResult::range(..).reverse()] {
             let found = index.scan(&scan).await;
             assert!(matches!(found, Err(IndexError::Contended { .. })), "{found:?}");
         }
@@ -593,7 +598,7 @@ fn operations_on_byte_strings_cost_what_the_design_says() {
         let key = |number: usize| format!("user{number:08}").into_bytes();
         let records = (0..2_000).map(|number| (key(number), vec![1; 20]));
         assert_eq!(index.bulk_load(records, 1.0).await, Ok(2_000));
-        assert_eq!(index.scan(&Scan::range(..)).await.unwrap().len(), 2_000);
+        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 2_000);
         let long = |end: u8| [&[b'x'; 100][..], &[end]].concat();
         assert_eq!(index.insert(&long(b'a'), &[1; 20]).await, Ok(true));
         // The first change registers a number; the first ones on each memory server take memory.

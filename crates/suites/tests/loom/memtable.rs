@@ -5,10 +5,11 @@
 //! second thread does after it. So threads that only load are the second ones.
 
 use farleaf_dlsm::{
-    Edit, Kind, Link, MemTable, MemTableOptions, SearchKey, Seat, Sequences, Step, Version, Writer,
+    EditStep, LinkOutcome, MemTable, MemTableEdit, MemTableOptions, MemTableVersion,
+    MemTableWriter, SearchKey, Sequences, VersionKind, WriterSlot,
 };
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
-use farleaf_index::Action;
+use farleaf_index::EditAction;
 use loom::thread;
 
 const OPTIONS: MemTableOptions =
@@ -24,12 +25,12 @@ fn table(sequences: &Sequences) -> Arc<MemTable> {
     Arc::new(MemTable::new(sequences, OPTIONS.memory().unwrap(), OPTIONS))
 }
 
-fn writer(sequences: &Arc<Sequences>, seed: u64) -> Writer {
-    Writer::new(Seat::take(sequences).unwrap(), seed)
+fn writer(sequences: &Arc<Sequences>, seed: u64) -> MemTableWriter {
+    MemTableWriter::new(WriterSlot::take(sequences).unwrap(), seed)
 }
 
-fn upsert(table: &MemTable, writer: &mut Writer, key: &[u8], value: u8) -> Link {
-    table.upsert(writer, &SearchKey::new(key), Kind::Value, &[value])
+fn upsert(table: &MemTable, writer: &mut MemTableWriter, key: &[u8], value: u8) -> LinkOutcome {
+    table.upsert(writer, &SearchKey::new(key), VersionKind::Value, &[value])
 }
 
 /// The numbers of all versions by key, as seen by a cursor.
@@ -38,7 +39,7 @@ fn contents(table: &MemTable) -> Vec<(Vec<u8>, Vec<u64>)> {
     cursor.seek_first();
     let mut all = Vec::new();
     while let Some(key) = cursor.key() {
-        let chain = std::iter::successors(cursor.version(), Version::older);
+        let chain = std::iter::successors(cursor.version(), MemTableVersion::older);
         all.push((key.to_vec(), chain.map(|version| version.number()).collect()));
         cursor.next();
     }
@@ -55,7 +56,8 @@ fn versions_of_one_key_are_linked_in_the_order_of_their_numbers() {
         let theirs = Arc::clone(&table);
         let thread = thread::spawn(move || upsert(&theirs, &mut one, b"k", 1));
         let mine = upsert(&table, &mut two, b"k", 2);
-        let (Link::Done(mine), Link::Done(other)) = (mine, thread.join().unwrap()) else {
+        let (LinkOutcome::Done(mine), LinkOutcome::Done(other)) = (mine, thread.join().unwrap())
+        else {
             panic!("the table is open");
         };
         let numbers = vec![mine.max(other), mine.min(other)];
@@ -74,7 +76,8 @@ fn neighbours_are_both_linked() {
         let theirs = Arc::clone(&table);
         let thread = thread::spawn(move || upsert(&theirs, &mut one, b"a", 1));
         let mine = upsert(&table, &mut two, b"b", 2);
-        let (Link::Done(mine), Link::Done(other)) = (mine, thread.join().unwrap()) else {
+        let (LinkOutcome::Done(mine), LinkOutcome::Done(other)) = (mine, thread.join().unwrap())
+        else {
             panic!("the table is open");
         };
         assert_eq!(contents(&table), [(b"a".to_vec(), vec![other]), (b"b".to_vec(), vec![mine])]);
@@ -114,7 +117,7 @@ fn a_range_of_one_number_takes_a_version() {
         let options = MemTableOptions { most_numbers: 1, ..OPTIONS };
         let table = Arc::new(MemTable::new(&sequences, options.memory().unwrap(), options));
         // Another shard has taken the only number.
-        assert_eq!(Seat::take(&sequences).unwrap().announce().take(), 1);
+        assert_eq!(WriterSlot::take(&sequences).unwrap().announce().take(), 1);
         let (mut one, mut two) = (writer(&sequences, 1), writer(&sequences, 1));
         let theirs = Arc::clone(&table);
         let thread = thread::spawn(move || upsert(&theirs, &mut one, b"a", 1));
@@ -123,11 +126,11 @@ fn a_range_of_one_number_takes_a_version() {
         let mut written = 0;
         for link in links {
             match link {
-                Link::Done(number) => {
+                LinkOutcome::Done(number) => {
                     written += 1;
                     assert!(number < last);
                 }
-                link => assert_eq!(link, Link::Closed),
+                link => assert_eq!(link, LinkOutcome::Closed),
             }
         }
         assert!(written > 0);
@@ -150,12 +153,12 @@ fn a_closed_table_has_only_numbers_of_its_range() {
         let last = thread.join().unwrap();
         let linked = contents(&table);
         match link {
-            Link::Done(number) => {
+            LinkOutcome::Done(number) => {
                 assert!(number <= last, "{number} in a table up to {last}");
                 assert_eq!(linked, [(b"k".to_vec(), vec![number])]);
             }
             other => {
-                assert_eq!(other, Link::Closed);
+                assert_eq!(other, LinkOutcome::Closed);
                 assert!(linked.is_empty(), "{linked:?}");
             }
         }
@@ -178,7 +181,7 @@ fn all_that_close_a_table_agree() {
         let link = upsert(&table, &mut one, b"k", 1);
         let last = first.join().unwrap();
         assert_eq!(second.join().unwrap(), last);
-        if let Link::Done(number) = link {
+        if let LinkOutcome::Done(number) = link {
             assert!(number <= last, "{number} in a table up to {last}");
         }
     });
@@ -218,7 +221,7 @@ fn nothing_appears_below_the_settled_bound() {
     check(5, || {
         let sequences = Arc::new(Sequences::new(1));
         let linked = Arc::new(AtomicU64::new(0));
-        let mut seat = Seat::take(&sequences).unwrap();
+        let mut seat = WriterSlot::take(&sequences).unwrap();
         let (theirs, their_linked) = (Arc::clone(&sequences), Arc::clone(&linked));
         let thread = thread::spawn(move || {
             let bound = theirs.settled();
@@ -245,18 +248,20 @@ fn a_conditional_operation_sees_stragglers_of_older_tables() {
         let thread = thread::spawn(move || {
             let (old, sequences) = (theirs, their_sequences);
             let new = old.next(&sequences, OPTIONS.memory().unwrap(), OPTIONS);
-            let mut edit = Edit::new(b"k", Action::Insert(&[2]), &OPTIONS).unwrap();
+            let mut edit = MemTableEdit::new(b"k", EditAction::Insert(&[2]), &OPTIONS).unwrap();
             let step = edit.run(&new, &mut two);
-            assert!(matches!(step, Step::NeedBelow), "the new table is empty");
+            assert!(matches!(step, EditStep::NeedBelow), "the new table is empty");
             if !sequences.is_settled(new.first() - 1) {
                 return None;
             }
             let below = old.newest(edit.key()).and_then(|version| version.value());
             edit.found_below(&new, below);
-            let Step::Done(answer) = edit.run(&new, &mut two) else { panic!("nothing is missing") };
+            let EditStep::Done(answer) = edit.run(&new, &mut two) else {
+                panic!("nothing is missing")
+            };
             Some(answer.applied)
         });
-        let straggler = matches!(upsert(&old, &mut one, b"k", 1), Link::Done(_));
+        let straggler = matches!(upsert(&old, &mut one, b"k", 1), LinkOutcome::Done(_));
         if let Some(inserted) = thread.join().unwrap() {
             assert_ne!(inserted, straggler, "an insert of a key that was there");
         }

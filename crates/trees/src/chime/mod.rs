@@ -31,7 +31,7 @@ pub struct ChimeOptions {
 }
 
 /// Maximum of [`ChimeOptions::hot_bytes`].
-const MOST_HOT_BYTES: u64 = 16 << 30;
+const MAX_HOT_BYTES: u64 = 16 << 30;
 
 /// The compute side of a CHIME index.
 pub type ChimeCompute<L> = EntrywiseCompute<L>;
@@ -53,7 +53,7 @@ impl<L: Layout> Design<L> for Chime {
     }
 
     fn compute(options: &ChimeOptions) -> Result<Self::Compute, IndexError> {
-        if options.hot_bytes > MOST_HOT_BYTES {
+        if options.hot_bytes > MAX_HOT_BYTES {
             return Err(IndexError::InvalidArgument("hot entries take at most 16 GiB"));
         }
         Ok(ChimeCompute::new(options.tree, None)?.with_hot_entries(options.hot_bytes))

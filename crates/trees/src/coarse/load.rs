@@ -11,12 +11,12 @@ use farleaf_pool::wire::{RecordRoom, Reply, Request, TreeRequest};
 const BATCH_RECORDS: usize = 2048;
 
 /// Records for one server, and the room left in their message.
-struct Batch<L: Layout> {
+struct LoadBatch<L: Layout> {
     records: Vec<(OwnedKey<L>, OwnedValue<L>)>,
     room: RecordRoom,
 }
 
-impl<L: Layout> Default for Batch<L> {
+impl<L: Layout> Default for LoadBatch<L> {
     fn default() -> Self {
         Self { records: Vec::new(), room: RecordRoom::for_records(BATCH_RECORDS) }
     }
@@ -62,7 +62,8 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         load: u64,
         source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
     ) -> Result<u64, IndexError> {
-        let mut batches: Vec<Batch<L>> = self.map.servers().map(|_| Batch::default()).collect();
+        let mut batches: Vec<LoadBatch<L>> =
+            self.map.servers().map(|_| LoadBatch::default()).collect();
         let mut order = Ascending::<L>::default();
         for record in source {
             let (key, value) = record?;
@@ -89,13 +90,13 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         &self,
         load: u64,
         server: ServerId,
-        batch: &mut Batch<L>,
+        batch: &mut LoadBatch<L>,
     ) -> Result<(), IndexError> {
         let records = std::mem::take(&mut batch.records);
         let request = Request::from(TreeRequest::LoadAppend { load, records });
         let reply = self.client.ask(server, &request).await?;
         if let Request::Tree(TreeRequest::LoadAppend { records, .. }) = request {
-            *batch = Batch { records, ..Batch::default() };
+            *batch = LoadBatch { records, ..LoadBatch::default() };
             batch.records.clear();
         }
         if matches!(reply, Reply::Done) { Ok(()) } else { Err(IndexError::BadReply { server }) }

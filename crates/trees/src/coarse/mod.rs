@@ -13,8 +13,8 @@ mod scan;
 pub use farleaf_pool::remote::Partitioning;
 
 use farleaf_fabric::{Fabric, ServerId};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, Records, Scan};
-use farleaf_page::{Action, Answer, DesignId, Layout, LeafEdit, OwnedKey, OwnedValue};
+use farleaf_index::{Design, IndexAdmin, IndexError, KeyedRecords, RangeIndex, ScanResult};
+use farleaf_page::{DesignId, EditAction, EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use farleaf_pool::remote::{RemoteError, RpcClient, ShareMap};
 use farleaf_pool::wire::{AskEdit, Refusal, Reply, TreeRequest};
 use std::borrow::Borrow;
@@ -87,7 +87,7 @@ pub struct CoarseIndex<F: Fabric, L: Layout> {
 
 /// The request for the value of a key.
 fn lookup<L: Layout>(key: &L::Key) -> AskEdit<'_, L> {
-    AskEdit(LeafEdit { key, action: Action::Get })
+    AskEdit(LeafEdit { key, action: EditAction::Get })
 }
 
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
@@ -114,9 +114,9 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, IndexError> {
         if !edit.changes() {
-            return Ok(Answer::from_lookup(self.get(edit.key).await?));
+            return Ok(EditAnswer::from_lookup(self.get(edit.key).await?));
         }
         edit.check::<L>()?;
         let server = self.map.server_of::<L>(edit.key);
@@ -126,8 +126,8 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
 
     fn scan(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-    ) -> impl Future<Output = Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError>> {
+        scan: &ScanResult<OwnedKey<L>>,
+    ) -> impl Future<Output = Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError>> {
         self.scan_all(scan)
     }
 

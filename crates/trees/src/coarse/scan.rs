@@ -3,7 +3,7 @@
 
 use super::CoarseIndex;
 use farleaf_fabric::{Fabric, ServerId};
-use farleaf_index::{IndexError, Records, Scan};
+use farleaf_index::{IndexError, KeyedRecords, ScanResult};
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
 use farleaf_pool::remote::{RemoteError, ShareMap};
 use farleaf_pool::wire::{Reply, Request, SCAN_REPLY_RECORDS, TreeRequest};
@@ -11,15 +11,15 @@ use std::collections::VecDeque;
 use std::ops::Bound;
 
 /// The records of one server that have been fetched and not yet used.
-struct Stream<L: Layout> {
+struct ServerRecords<L: Layout> {
     server: ServerId,
     fetched: VecDeque<(OwnedKey<L>, OwnedValue<L>)>,
     /// The rest of the scan; `None` once the server has no more records.
-    rest: Option<Scan<OwnedKey<L>>>,
+    rest: Option<ScanResult<OwnedKey<L>>>,
 }
 
-impl<L: Layout> Stream<L> {
-    fn new(server: ServerId, scan: &Scan<OwnedKey<L>>) -> Self {
+impl<L: Layout> ServerRecords<L> {
+    fn new(server: ServerId, scan: &ScanResult<OwnedKey<L>>) -> Self {
         Self { server, fetched: VecDeque::new(), rest: Some(scan.clone()) }
     }
 
@@ -52,8 +52,8 @@ impl<L: Layout> Stream<L> {
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     pub(super) async fn scan_all(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+        scan: &ScanResult<OwnedKey<L>>,
+    ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         scan.check::<L>()?;
         match &self.map {
             ShareMap::Hash { servers } => self.scan_merged(scan, usize::from(*servers)).await,
@@ -61,7 +61,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         }
     }
 
-    async fn fetch(&self, stream: &mut Stream<L>, count: usize) -> Result<(), IndexError> {
+    async fn fetch(&self, stream: &mut ServerRecords<L>, count: usize) -> Result<(), IndexError> {
         let Some(request) = stream.request(count) else { return Ok(()) };
         let reply = self.client.ask_harmless(stream.server, &request).await?;
         stream.take_reply(reply)
@@ -70,15 +70,15 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     /// Scans under range partitioning, where the servers hold consecutive ranges.
     async fn scan_in_turn(
         &self,
-        scan: &Scan<OwnedKey<L>>,
-    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
-        let mut records = Records::new();
+        scan: &ScanResult<OwnedKey<L>>,
+    ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+        let mut records = KeyedRecords::new();
         let mut servers: Vec<ServerId> = self.servers_of(scan).collect();
         if scan.reverse {
             servers.reverse();
         }
         for server in servers {
-            let mut stream = Stream::new(server, scan);
+            let mut stream = ServerRecords::new(server, scan);
             while stream.rest.is_some() && records.len() < scan.limit {
                 self.fetch(&mut stream, scan.limit - records.len()).await?;
                 records.extend(stream.fetched.drain(..));
@@ -88,7 +88,10 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     }
 
     /// The servers with ranges that overlap the scan.
-    fn servers_of(&self, scan: &Scan<OwnedKey<L>>) -> impl Iterator<Item = ServerId> + use<F, L> {
+    fn servers_of(
+        &self,
+        scan: &ScanResult<OwnedKey<L>>,
+    ) -> impl Iterator<Item = ServerId> + use<F, L> {
         let server = |bound: &Bound<OwnedKey<L>>, otherwise: u16| match bound {
             Bound::Unbounded => otherwise,
             Bound::Included(key) | Bound::Excluded(key) => {
@@ -103,14 +106,14 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     /// servers at once and merges their answers; asks a server again when its records are used up.
     async fn scan_merged(
         &self,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
         servers: usize,
-    ) -> Result<Records<OwnedKey<L>, OwnedValue<L>>, IndexError> {
+    ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         // An even hash gives each server about an equal part; the margin covers deviations.
         let part = scan.limit.div_ceil(servers).saturating_add(scan.limit / servers / 4);
         let batch = part.saturating_add(8).min(scan.limit);
-        let mut streams: Vec<Stream<L>> =
-            self.map.servers().map(|server| Stream::new(server, scan)).collect();
+        let mut streams: Vec<ServerRecords<L>> =
+            self.map.servers().map(|server| ServerRecords::new(server, scan)).collect();
         let mut posted = Vec::new();
         for stream in &streams {
             let request = stream.request(batch).ok_or(IndexError::InvalidArgument("empty scan"))?;
@@ -125,7 +128,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
             };
             stream.take_reply(reply)?;
         }
-        let mut records = Records::new();
+        let mut records = KeyedRecords::new();
         while records.len() < scan.limit {
             for stream in &mut streams {
                 if stream.fetched.is_empty() {

@@ -15,13 +15,14 @@
 
 use super::FineIndex;
 use crate::one_sided::{
-    BlinkTree, Collect, CollectCursor, JoinPair, Pair, compact, join_below, lock_all, sparse_pair,
+    BlinkTree, Collect, CollectCursor, CollectOutcome, JoinPair, compact, join_below, lock_all,
+    sparse_pair,
 };
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
 use farleaf_page::{Layout, MAX_LEVEL, OwnedKey, Probe, are_too_empty};
-use farleaf_pool::remote::{Change, Image, Miss, PageCopy, RemoteError};
+use farleaf_pool::remote::{Image, Miss, PageChange, PageCopy, RemoteError};
 
 /// Maximum number of passes of a collection. Each pass empties one more level.
 const MAX_PASSES: u32 = 2 * MAX_LEVEL as u32;
@@ -84,7 +85,7 @@ impl<F: Fabric, L: Layout> JoinPair for FineIndex<F, L> {
     async fn join_pair(&self, parent: &PageCopy<L>, slot: usize) -> Result<bool, Miss> {
         let Some([left, right]) = sparse_pair(self, parent, slot).await? else { return Ok(false) };
         let joined = self.join(parent, slot, &left, &right).await?;
-        Ok(!matches!(joined, Pair::Untouched))
+        Ok(!matches!(joined, CollectOutcome::Untouched))
     }
 }
 
@@ -137,12 +138,12 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
                 {
                     let again = L::inner_key(parent.page(), slot - 1);
                     match self.join(&parent, slot - 1, left, &copy).await? {
-                        Pair::Untouched => {}
-                        Pair::Merged => {
+                        CollectOutcome::Untouched => {}
+                        CollectOutcome::Merged => {
                             *merged += 1;
                             return Ok(Some(again));
                         }
-                        Pair::Rebalanced(separator) => return Ok(Some(separator)),
+                        CollectOutcome::Rebalanced(separator) => return Ok(Some(separator)),
                     }
                 }
                 left = Some(copy);
@@ -158,13 +159,13 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         slot: usize,
         left: &PageCopy<L>,
         right: &PageCopy<L>,
-    ) -> Result<Pair<OwnedKey<L>>, Miss> {
+    ) -> Result<CollectOutcome<OwnedKey<L>>, Miss> {
         let unknown = left.page().sibling() != right.at();
         if unknown && !self.tree.pages.fabric().breaks(rules::NEIGHBOURS_ONLY) {
             return self.remove_head_between(left, right).await;
         }
         let joined = join_below(&self.tree.pages, parent, slot, left, right).await?;
-        if matches!(joined, Pair::Merged) {
+        if matches!(joined, CollectOutcome::Merged) {
             self.tree.pages.retire(right.at());
         }
         Ok(joined)
@@ -176,11 +177,11 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         &self,
         left: &PageCopy<L>,
         right: &PageCopy<L>,
-    ) -> Result<Pair<OwnedKey<L>>, Miss> {
+    ) -> Result<CollectOutcome<OwnedKey<L>>, Miss> {
         let between = self.tree.pages.read(left.pointer(left.page().sibling())).await?;
         let page = between.page();
         if !page.is_head() || page.sibling() != right.at() {
-            return Ok(Pair::Untouched);
+            return Ok(CollectOutcome::Untouched);
         }
         self.remove_head(left, &between).await?;
         // The head is gone as intended, but the copies are outdated now.
@@ -198,7 +199,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         gone.page().set_dead();
         let [leaf_lock, head_lock] = lock_all(&self.tree.pages, [leaf, head]).await?;
         let changes =
-            vec![Change::new(leaf_lock, leaf, before), Change::new(head_lock, head, gone)];
+            vec![PageChange::new(leaf_lock, leaf, before), PageChange::new(head_lock, head, gone)];
         self.tree.pages.commit_together(changes).await?;
         self.tree.pages.retire(head.at());
         Ok(())
@@ -231,7 +232,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         let [root_lock, child_lock] = lock_all(&self.tree.pages, [&root, &child]).await?;
         self.tree.pages.fabric().charge(Work::RestructureNode).await;
         let changes =
-            vec![Change::new(child_lock, &child, gone), Change::new(root_lock, &root, top)];
+            vec![PageChange::new(child_lock, &child, gone), PageChange::new(root_lock, &root, top)];
         self.tree.pages.commit_together(changes).await?;
         self.tree.pages.retire(child_at);
         self.tree.set_root_level(root.page().level() - 1);

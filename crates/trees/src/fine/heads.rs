@@ -6,7 +6,7 @@ use super::FineIndex;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::{Layout, OwnedKey, Probe};
-use farleaf_pool::remote::{Change, Image, Miss, PageCopy, head_image, head_leaves};
+use farleaf_pool::remote::{Image, Miss, PageChange, PageCopy, head_image, head_leaves};
 
 /// Leaves, each with its low key and address.
 type Leaves<K> = Vec<(K, GlobalAddr)>;
@@ -121,7 +121,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             }
             let linked = Image::of(leaf.page());
             linked.page().set_sibling(at);
-            Ok(self.tree.pages.commit(Change::new(locked, leaf, linked)).await?)
+            Ok(self.tree.pages.commit(PageChange::new(locked, leaf, linked)).await?)
         }
         .await;
         if let Err(Miss::Restart) = outcome {

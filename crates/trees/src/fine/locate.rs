@@ -7,14 +7,14 @@
 //! parent.
 
 use super::FineIndex;
-use crate::one_sided::{Locate, tidy_path};
+use crate::one_sided::{LeafLocator, tidy_path};
 use farleaf_fabric::{Fabric, GlobalAddr};
-use farleaf_index::{IndexError, Scan};
-use farleaf_page::{Entry, Layout, OwnedKey, OwnedValue, Probe};
+use farleaf_index::{IndexError, ScanResult};
+use farleaf_page::{Layout, OverflowEntry, OwnedKey, OwnedValue, Probe};
 use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use std::borrow::Borrow;
 
-impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
+impl<F: Fabric, L: Layout> LeafLocator for FineIndex<F, L> {
     type Fabric = F;
     type Layout = L;
     type Ahead = ();
@@ -52,7 +52,7 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
     async fn split_and_add(
         &self,
         full: &PageCopy<L>,
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Miss> {
         self.tree.split_leaf(full, entry, spare).await
@@ -61,7 +61,7 @@ impl<F: Fabric, L: Layout> Locate for FineIndex<F, L> {
     async fn locate_up(
         &self,
         start: &L::Key,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
     ) -> Result<(Option<PageCopy<L>>, ()), Miss> {

@@ -14,12 +14,12 @@
 //! leaves the two leaves alone. Leaves of different shares are never joined.
 
 use super::HybridIndex;
-use crate::one_sided::{Collect, CollectCursor, Joined, Locate, compact, join, lock_all};
+use crate::one_sided::{Collect, CollectCursor, Joined, LeafLocator, compact, join, lock_all};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
-use farleaf_page::{Action, Layout, LeafEdit, OwnedKey, Probe, are_too_empty};
-use farleaf_pool::remote::{Change, Miss, PageCopy, RemoteError};
+use farleaf_page::{EditAction, Layout, LeafEdit, OwnedKey, Probe, are_too_empty};
+use farleaf_pool::remote::{Miss, PageChange, PageCopy, RemoteError};
 use farleaf_pool::wire::{AskEdit, Reply, TreeRequest};
 use std::ops::Bound;
 
@@ -158,8 +158,8 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         }
         self.pages.fabric().charge(Work::RestructureNode).await;
         self.pages.fabric().charge(Work::ChangeNode).await;
-        let lower = Change::new(left_lock, left, lower);
-        let upper = Change::new(right_lock, right, upper);
+        let lower = PageChange::new(left_lock, left, lower);
+        let upper = PageChange::new(right_lock, right, upper);
         let changes = if left_loses { vec![lower, upper] } else { vec![upper, lower] };
         match (self.pages.commit_together(changes).await, separator) {
             (Ok(()), None) => {
@@ -190,12 +190,12 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     ) -> Result<bool, RemoteError> {
         let rpc = self.pages.rpc();
         let request = |action| AskEdit(LeafEdit { key: low, action });
-        match rpc.ask_harmless(server, &request(Action::Get)).await? {
+        match rpc.ask_harmless(server, &request(EditAction::Get)).await? {
             Reply::Value(Some(at)) if L::address_of_value(L::value(&at)) == leaf.at() => {}
             Reply::Value(_) => return Ok(false),
             _ => return Err(RemoteError::BadReply { server }),
         }
-        match rpc.ask_harmless(server, &request(Action::Remove)).await? {
+        match rpc.ask_harmless(server, &request(EditAction::Remove)).await? {
             Reply::Applied(_) => Ok(true),
             _ => Err(RemoteError::BadReply { server }),
         }

@@ -6,18 +6,20 @@
 //! *Invariant*: hybrid.Z1. Nothing reachable points to a loaded leaf before all of them are
 //! written.
 
-use super::{HybridIndex, Part, empty_leaf};
+use super::{HybridIndex, HybridShare, empty_leaf};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
 use farleaf_index::{Ascending, IndexError, check_fill};
 use farleaf_page::{Layout, OwnedKey, OwnedValue, Probe, filled_weight};
-use farleaf_pool::remote::{Change, FreshNode, FreshWriter, Image, Miss, PageCopy, RemoteError};
+use farleaf_pool::remote::{
+    FreshNode, FreshWriter, Image, Miss, PageChange, PageCopy, RemoteError,
+};
 use farleaf_pool::wire::{RecordRoom, Refusal, TreeRequest};
 
 /// Maximum number of small records in one message.
 const BATCH_RECORDS: usize = 2048;
 
 /// A leaf under construction: the existing first leaf of its share, or a new one.
-struct Open<F: Fabric, L: Layout> {
+struct OpenLeaf<F: Fabric, L: Layout> {
     share: usize,
     node: Option<FreshNode<F>>,
     image: Image<L>,
@@ -25,7 +27,7 @@ struct Open<F: Fabric, L: Layout> {
 }
 
 /// A load in progress.
-struct Load<'a, F: Fabric, L: Layout> {
+struct HybridLoad<'a, F: Fabric, L: Layout> {
     index: &'a HybridIndex<F, L>,
     writer: FreshWriter<'a, F, L>,
     /// Target weight of a leaf.
@@ -33,7 +35,7 @@ struct Load<'a, F: Fabric, L: Layout> {
     fill_permille: u16,
     /// The load's number.
     number: u64,
-    open: Option<Open<F, L>>,
+    open: Option<OpenLeaf<F, L>>,
     /// The new content of the first leaves, by share.
     firsts: Vec<(usize, Image<L>)>,
     /// The low ends and addresses of leaves of the current share that have not been sent to its
@@ -45,8 +47,8 @@ struct Load<'a, F: Fabric, L: Layout> {
     begun: Vec<ServerId>,
 }
 
-impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
-    fn part(&self, share: usize) -> &'a Part<OwnedKey<L>> {
+impl<'a, F: Fabric, L: Layout> HybridLoad<'a, F, L> {
+    fn part(&self, share: usize) -> &'a HybridShare<OwnedKey<L>> {
         &self.index.parts[share]
     }
 
@@ -65,7 +67,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
             }
             _ => {
                 self.end_share().await?;
-                let Part { low, high, first } = self.part(share);
+                let HybridShare { low, high, first } = self.part(share);
                 let image = empty_leaf::<L>(
                     *first,
                     L::key(low),
@@ -73,7 +75,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
                     GlobalAddr::NULL,
                 );
                 let filling = L::Filling::default();
-                self.open = Some(Open { share, node: None, image, filling });
+                self.open = Some(OpenLeaf { share, node: None, image, filling });
             }
         }
         match self.add((key, value)) {
@@ -85,14 +87,16 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
     /// Adds a record to the open leaf; `false` if the leaf is full.
     fn add(&mut self, record: (&L::Key, &L::Value)) -> bool {
         let fill = self.fill;
-        self.open.as_mut().is_some_and(|Open { image, filling, .. }| {
+        self.open.as_mut().is_some_and(|OpenLeaf { image, filling, .. }| {
             L::fill_leaf(filling, image.page(), record, fill)
         })
     }
 
     /// Ends the open leaf before a record with key `next`, and opens the next one of its share.
     async fn next_leaf(&mut self, next: &L::Key) -> Result<(), RemoteError> {
-        let Some(Open { share, node, image, filling }) = self.open.take() else { return Ok(()) };
+        let Some(OpenLeaf { share, node, image, filling }) = self.open.take() else {
+            return Ok(());
+        };
         let low = L::fill_separator(&filling, next);
         let (low, back) = match L::fill_leaf_end(filling, image.page(), Some(L::key(&low))) {
             Some((early, record)) => (early, Some(record)),
@@ -121,7 +125,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
         }
         self.batch.push((low.to_owned(), value));
         let filling = L::Filling::default();
-        self.open = Some(Open { share, node: Some(node), image, filling });
+        self.open = Some(OpenLeaf { share, node: Some(node), image, filling });
         self.write(share, before, content).await?;
         match back {
             Some((key, value)) if !self.add((L::key(&key), L::value(&value))) => {
@@ -147,7 +151,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
 
     /// Closes the last leaf of a share, before the first of the next one.
     async fn end_share(&mut self) -> Result<(), RemoteError> {
-        while let Some(Open { share, node, image, filling }) = self.open.take() {
+        while let Some(OpenLeaf { share, node, image, filling }) = self.open.take() {
             let high = self.part(share).high.as_ref().map(L::key);
             if let Some((low, record)) = L::fill_leaf_end(filling, image.page(), high) {
                 self.open_next((share, node, image), low, Some(record)).await?;
@@ -229,7 +233,7 @@ impl<'a, F: Fabric, L: Layout> Load<'a, F, L> {
 
     async fn abort(self) {
         self.abort_trees().await;
-        if let Some(Open { node: Some(node), .. }) = self.open {
+        if let Some(OpenLeaf { node: Some(node), .. }) = self.open {
             node.settle().await;
         }
         self.writer.abort().await;
@@ -247,7 +251,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
             self.pages.attempts(async || self.check_empty(share).await.map(drop)).await?;
         }
         let fill_permille = (fill * 1000.0).round() as u16;
-        let mut load = Load {
+        let mut load = HybridLoad {
             index: self,
             writer: FreshWriter::new(&self.pages),
             fill: filled_weight::<L>(fill_permille.into()),
@@ -309,7 +313,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
 
     /// Restores the first leaf of a share to its content before the load.
     async fn hide_first(&self, share: usize) -> Result<(), Miss> {
-        let Part { low, high, first } = &self.parts[share];
+        let HybridShare { low, high, first } = &self.parts[share];
         let next = self.parts.get(share + 1).map_or(GlobalAddr::NULL, |part| part.first);
         let empty = empty_leaf::<L>(*first, L::key(low), high.as_ref().map(L::key), next);
         let shown = self.pages.read(self.first_of(ServerId::new(share as u16))).await?;
@@ -321,6 +325,6 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         let locked = self.pages.lock(leaf).await?;
         let content = Image::<L>::of(leaf.page());
         content.page().copy_content(image.page());
-        Ok(self.pages.commit(Change::new(locked, leaf, content)).await?)
+        Ok(self.pages.commit(PageChange::new(locked, leaf, content)).await?)
     }
 }

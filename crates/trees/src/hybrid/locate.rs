@@ -4,11 +4,11 @@
 //! An ascending scan requests its first leaf and the following ones in one doorbell. Beyond the
 //! leaves that the server has named, the scan follows the siblings to the end of the share.
 
-use super::{HybridIndex, Part};
-use crate::one_sided::Locate;
+use super::{HybridIndex, HybridShare};
+use crate::one_sided::LeafLocator;
 use farleaf_fabric::{Fabric, GlobalAddr, Message, ServerId, Work};
-use farleaf_index::{IndexError, Scan};
-use farleaf_page::{Entry, Layout, OwnedKey, OwnedValue, Probe, Step, step};
+use farleaf_index::{IndexError, ScanResult};
+use farleaf_page::{Layout, OverflowEntry, OwnedKey, OwnedValue, Probe, WalkStep, step};
 use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer, RemoteError};
 use farleaf_pool::wire::{Reply, Request, TreeRequest};
 use std::borrow::Borrow;
@@ -20,14 +20,14 @@ const LARGE_WINDOW: usize = 64;
 const WINDOWS_AHEAD: usize = 4;
 
 /// Leaves named by a server, each with its low key.
-pub(super) struct Named<K> {
+pub(super) struct NamedLeaves<K> {
     pub(super) leaves: Vec<(K, Pointer)>,
     /// Whether the server may have more in that direction.
     pub(super) more: bool,
 }
 
 /// A posted request to a server.
-pub(super) struct Asked<F: Fabric, L: Layout> {
+pub(super) struct PostedRequest<F: Fabric, L: Layout> {
     server: ServerId,
     request: Request<L>,
     /// When the request was posted. The pointers in the reply count as read at that time.
@@ -46,7 +46,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         ServerId::new(at_or_below.saturating_sub(1) as u16)
     }
 
-    pub(super) fn part(&self, server: ServerId) -> &Part<OwnedKey<L>> {
+    pub(super) fn part(&self, server: ServerId) -> &HybridShare<OwnedKey<L>> {
         &self.parts[server.index()]
     }
 
@@ -56,7 +56,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     }
 
     /// Posts the request for `limit` leaves, descending from the one that covers the probe.
-    pub(super) fn post_down(&self, probe: Probe<'_, L::Key>, limit: usize) -> Asked<F, L> {
+    pub(super) fn post_down(&self, probe: Probe<'_, L::Key>, limit: usize) -> PostedRequest<F, L> {
         let upper = match probe {
             Probe::At(key) => Bound::Included(key.to_owned()),
             Probe::Before(key) => Bound::Excluded(key.to_owned()),
@@ -73,20 +73,20 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         upper: Bound<OwnedKey<L>>,
         reverse: bool,
         limit: usize,
-    ) -> Asked<F, L> {
+    ) -> PostedRequest<F, L> {
         let limit = u32::try_from(limit).unwrap_or(u32::MAX);
         let request = Request::from(TreeRequest::Scan { lower, upper, reverse, limit });
         let since_ns = self.pages.fabric().now_ns();
         let operation = self.pages.rpc().post(server, &request);
-        Asked { server, request, since_ns, operation }
+        PostedRequest { server, request, since_ns, operation }
     }
 
     /// Waits for the reply.
     pub(super) async fn finish(
         &self,
-        asked: Asked<F, L>,
-    ) -> Result<Named<OwnedKey<L>>, RemoteError> {
-        let Asked { server, request, since_ns, operation } = asked;
+        asked: PostedRequest<F, L>,
+    ) -> Result<NamedLeaves<OwnedKey<L>>, RemoteError> {
+        let PostedRequest { server, request, since_ns, operation } = asked;
         let reply = match self.pages.rpc().finish(server, operation, &request).await {
             Err(RemoteError::Indeterminate(_)) => {
                 self.pages.rpc().ask_harmless(server, &request).await?
@@ -100,7 +100,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
             let at = L::address_of_value(L::value(&at));
             (low, Pointer { at, since_ns })
         };
-        Ok(Named { leaves: records.into_iter().map(pointer).collect(), more })
+        Ok(NamedLeaves { leaves: records.into_iter().map(pointer).collect(), more })
     }
 
     /// The leaf that covers the probe, according to the server: one RPC.
@@ -139,7 +139,7 @@ impl<K> Following<K> {
     }
 }
 
-impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
+impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
     type Fabric = F;
     type Layout = L;
     type Ahead = Following<OwnedKey<L>>;
@@ -163,10 +163,10 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
         loop {
             self.pages.fabric().charge(Work::VisitNode).await;
             let next = match step(copy.page(), probe, 0) {
-                Step::Here => return Ok(copy),
-                Step::Right(to) => self.pages.read(copy.pointer(to)).await?,
+                WalkStep::Here => return Ok(copy),
+                WalkStep::Right(to) => self.pages.read(copy.pointer(to)).await?,
                 // Between the reply and the READ, the leaf was merged or rebalanced.
-                Step::Child(_) | Step::Lost => return Err(Miss::Restart),
+                WalkStep::Child(_) | WalkStep::Lost => return Err(Miss::Restart),
             };
             // A server that could not publish its tree knows only the first leaf, so any number of
             // steps may be right. Each must lead to the right, because the sibling may have been
@@ -208,7 +208,7 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
             for number in of {
                 let key = &keys[number];
                 self.pages.fabric().charge(Work::VisitNode).await;
-                if step(copy.page(), Probe::At(key.borrow()), 0) == Step::Here {
+                if step(copy.page(), Probe::At(key.borrow()), 0) == WalkStep::Here {
                     found[number] = Some(L::leaf_get(copy.page(), key.borrow()));
                 }
             }
@@ -224,7 +224,7 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
     async fn split_and_add(
         &self,
         full: &PageCopy<L>,
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Miss> {
         self.split_leaf(full, entry, spare).await
@@ -233,12 +233,12 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
     async fn locate_up(
         &self,
         start: &L::Key,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
     ) -> Result<(Option<PageCopy<L>>, Following<OwnedKey<L>>), Miss> {
         let server = self.server_of(Probe::At(start));
-        let Part { low, high, .. } = self.part(server);
+        let HybridShare { low, high, .. } = self.part(server);
         let floor = (L::key(low) != start).then(|| self.post_down(Probe::At(start), 1));
         let batch = if window < LARGE_WINDOW { window } else { WINDOWS_AHEAD * window };
         let rest = (window > 1).then(|| {
@@ -252,7 +252,7 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
         }
         let mut following = Following { leaves: VecDeque::new(), more: true, end: high.clone() };
         if let Some(asked) = rest {
-            let Named { leaves, more } = self.finish(asked).await?;
+            let NamedLeaves { leaves, more } = self.finish(asked).await?;
             following.leaves = leaves.into_iter().map(|(_, pointer)| pointer).collect();
             following.more = more;
         }
@@ -282,7 +282,7 @@ impl<F: Fabric, L: Layout> Locate for HybridIndex<F, L> {
         window: usize,
     ) -> Result<Vec<(OwnedKey<L>, Pointer)>, Miss> {
         let server = self.server_of(probe);
-        let Named { mut leaves, more } = self.finish(self.post_down(probe, window)).await?;
+        let NamedLeaves { mut leaves, more } = self.finish(self.post_down(probe, window)).await?;
         if !more {
             leaves.push((self.part(server).low.clone(), self.first_of(server)));
         }

@@ -39,7 +39,7 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::{Design, IndexError};
 use farleaf_page::{DesignId, Layout, OwnedKey};
 use farleaf_pool::remote::{Image, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
-use farleaf_pool::wire::{Refusal, Reply, Share, TreeRequest};
+use farleaf_pool::wire::{Refusal, Reply, TreeRequest, TreeShare};
 use std::cell::RefCell;
 
 /// The hybrid design.
@@ -62,7 +62,7 @@ impl<L: Layout> Design<L> for Hybrid {
         let make = async |firsts: &[GlobalAddr]| {
             let nexts = firsts.iter().skip(1).copied().chain([GlobalAddr::NULL]);
             let leaves = firsts.iter().zip(nexts).zip(&shares).filter_map(|((at, next), share)| {
-                let Share::Range { low, high } = share else { return None };
+                let TreeShare::Range { low, high } = share else { return None };
                 Some(empty_leaf::<L>(*at, L::key(low), high.as_ref().map(L::key), next))
             });
             Ok::<_, IndexError>(leaves.collect())
@@ -110,8 +110,11 @@ impl<L: Layout> Design<L> for Hybrid {
         };
         let lows = std::iter::once(L::min_key()).chain(boundaries.iter().cloned());
         let highs = boundaries.iter().cloned().map(Some).chain(std::iter::once(None));
-        let parts =
-            lows.zip(highs).zip(firsts).map(|((low, high), first)| Part { low, high, first });
+        let parts = lows.zip(highs).zip(firsts).map(|((low, high), first)| HybridShare {
+            low,
+            high,
+            first,
+        });
         Ok(HybridIndex {
             pages: PageClient::new(fabric, options::chunk_bytes(word)),
             parts: parts.collect(),
@@ -135,7 +138,7 @@ fn empty_leaf<L: Layout>(
 
 /// The share of one memory server.
 #[derive(Clone, Debug)]
-struct Part<K> {
+struct HybridShare<K> {
     low: K,
     high: Option<K>,
     /// The leaf at `low`, which is never removed (Y2).
@@ -147,7 +150,7 @@ struct Part<K> {
 pub struct HybridIndex<F: Fabric, L: Layout> {
     pages: PageClient<F, L>,
     /// The shares, by memory server.
-    parts: Vec<Part<OwnedKey<L>>>,
+    parts: Vec<HybridShare<OwnedKey<L>>>,
     /// New leaves of this client that the servers have refused to record so far.
     pending: RefCell<Vec<(OwnedKey<L>, GlobalAddr)>>,
 }

@@ -2,7 +2,7 @@
 
 use super::HybridIndex;
 use farleaf_fabric::{Fabric, GlobalAddr};
-use farleaf_page::{Action, Entry, Layout, LeafEdit, Probe};
+use farleaf_page::{EditAction, Layout, LeafEdit, OverflowEntry, Probe};
 use farleaf_pool::remote::{Miss, PageCopy, RemoteError};
 use farleaf_pool::wire::AskEdit;
 
@@ -10,7 +10,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     pub(super) async fn split_leaf(
         &self,
         full: &PageCopy<L>,
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Miss> {
         let node = match spare.pop() {
@@ -38,7 +38,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     /// after the leaf has been removed (Y3).
     pub(super) async fn install(&self, low: &L::Key, at: GlobalAddr) {
         let value = L::value_of_address(at);
-        let request = AskEdit(LeafEdit { key: low, action: Action::Upsert(L::value(&value)) });
+        let request = AskEdit(LeafEdit { key: low, action: EditAction::Upsert(L::value(&value)) });
         match self.pages.rpc().expect_done(self.server_of(Probe::At(low)), &request).await {
             Ok(()) | Err(RemoteError::Indeterminate(_)) => {}
             Err(_) => self.pending.borrow_mut().push((low.to_owned(), at)),

@@ -1,17 +1,17 @@
 //! Lookups, and changes of single records.
 
-use super::{Key, Locate, Value, tidy};
+use super::{LeafLocator, TreeKey, TreeValue, tidy};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::IndexError;
-use farleaf_page::{Action, Answer, LeafEdit, OwnedValue, Probe};
+use farleaf_page::{EditAction, EditAnswer, LeafEdit, OwnedValue, Probe};
 use farleaf_pool::remote::{Miss, Pointer, RemoteError};
 use std::borrow::Borrow;
 
 /// The values of many keys, fetched one window at a time, because other operations of the endpoint
 /// also need buffers.
-pub async fn get_all<I: Locate>(
+pub async fn get_all<I: LeafLocator>(
     index: &I,
-    keys: &[impl Borrow<Key<I>>],
+    keys: &[impl Borrow<TreeKey<I>>],
 ) -> Result<Vec<Option<OwnedValue<I::Layout>>>, IndexError> {
     let pages = index.pages();
     let mut values = Vec::with_capacity(keys.len());
@@ -29,10 +29,10 @@ pub async fn get_all<I: Locate>(
 }
 
 /// Applies `edit` to the leaf of its key, or splits the leaf if a new record does not fit.
-pub(crate) async fn change<I: Locate>(
+pub(crate) async fn change<I: LeafLocator>(
     index: &I,
-    edit: LeafEdit<&Key<I>, &Value<I>>,
-) -> Result<Answer<OwnedValue<I::Layout>>, IndexError> {
+    edit: LeafEdit<&TreeKey<I>, &TreeValue<I>>,
+) -> Result<EditAnswer<OwnedValue<I::Layout>>, IndexError> {
     let pages = index.pages();
     pages.settle_doubts().await;
     let (mut spare, mut leaf, mut is_emptied) = (Vec::new(), None, false);
@@ -45,13 +45,13 @@ pub(crate) async fn change<I: Locate>(
     Ok(outcome?)
 }
 
-async fn try_change<I: Locate>(
+async fn try_change<I: LeafLocator>(
     index: &I,
-    edit: LeafEdit<&Key<I>, &Value<I>>,
+    edit: LeafEdit<&TreeKey<I>, &TreeValue<I>>,
     leaf: &mut Option<Pointer>,
     spare: &mut Vec<GlobalAddr>,
     is_emptied: &mut bool,
-) -> Result<Answer<OwnedValue<I::Layout>>, Miss> {
+) -> Result<EditAnswer<OwnedValue<I::Layout>>, Miss> {
     // After losing against a concurrent change, continue from the leaf found earlier.
     let copy = match leaf.take() {
         Some(pointer) => index.find_from(pointer, Probe::At(edit.key)).await?,
@@ -59,7 +59,7 @@ async fn try_change<I: Locate>(
     };
     *leaf = Some(copy.itself());
     if let Some(answer) = index.pages().edit(&copy, edit).await? {
-        let is_removal = matches!(edit.action, Action::Remove) && answer.applied;
+        let is_removal = matches!(edit.action, EditAction::Remove) && answer.applied;
         *is_emptied = is_removal && copy.page().live_count() == 1;
         return Ok(answer);
     }

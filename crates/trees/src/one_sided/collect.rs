@@ -1,15 +1,15 @@
 //! The part of collection that all one-sided designs share: which sparse neighbours are joined,
 //! how, and collection in the background.
 
-use super::Locate;
+use super::LeafLocator;
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
 use farleaf_page::{Layout, OwnedKey, Page, merge};
-use farleaf_pool::remote::{Change, Image, Locked, Miss, PageClient, PageCopy};
+use farleaf_pool::remote::{Image, LockedPage, Miss, PageChange, PageClient, PageCopy};
 
 /// How a design collects: removes deleted records, joins sparse nodes, and frees nodes.
-pub trait Collect: Locate {
+pub trait Collect: LeafLocator {
     /// Runs the collection to completion.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ pub(crate) fn join<F: Fabric, L: Layout>(
 }
 
 /// The result of processing two neighbours.
-pub(crate) enum Pair<K> {
+pub(crate) enum CollectOutcome<K> {
     Untouched,
     /// The right one is dead, and nothing points to it.
     Merged,
@@ -118,33 +118,33 @@ pub(crate) async fn join_below<F: Fabric, L: Layout>(
     slot: usize,
     left: &PageCopy<L>,
     right: &PageCopy<L>,
-) -> Result<Pair<OwnedKey<L>>, Miss> {
+) -> Result<CollectOutcome<OwnedKey<L>>, Miss> {
     let above = Image::of(parent.page());
     let Some(Joined { left: lower, right: upper, separator, left_loses }) =
         join(pages, left.page(), right.page(), |separator| {
             L::inner_can_set_key(parent.page(), slot + 1, separator)
         })
     else {
-        return Ok(Pair::Untouched);
+        return Ok(CollectOutcome::Untouched);
     };
     match &separator {
         None => L::inner_remove(above.page(), slot + 1),
         Some(separator) if !L::inner_set_key(above.page(), slot + 1, L::key(separator)) => {
-            return Ok(Pair::Untouched); // `join` has asked, so this does not happen
+            return Ok(CollectOutcome::Untouched); // `join` has asked, so this does not happen
         }
         Some(_) => {}
     }
     let [parent_lock, left_lock, right_lock] = lock_all(pages, [parent, left, right]).await?;
     pages.fabric().charge(Work::RestructureNode).await;
     pages.fabric().charge(Work::ChangeNode).await;
-    let above = Change::new(parent_lock, parent, above);
-    let lower = Change::new(left_lock, left, lower);
-    let upper = Change::new(right_lock, right, upper);
+    let above = PageChange::new(parent_lock, parent, above);
+    let lower = PageChange::new(left_lock, left, lower);
+    let upper = PageChange::new(right_lock, right, upper);
     let changes = if left_loses { vec![lower, above, upper] } else { vec![upper, above, lower] };
     pages.commit_together(changes).await?;
     Ok(match separator {
-        Some(separator) => Pair::Rebalanced(separator),
-        None => Pair::Merged,
+        Some(separator) => CollectOutcome::Rebalanced(separator),
+        None => CollectOutcome::Merged,
     })
 }
 
@@ -164,7 +164,7 @@ pub(crate) async fn compact<F: Fabric, L: Layout>(
 pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
     pages: &'a PageClient<F, L>,
     copies: [&PageCopy<L>; N],
-) -> Result<[Locked<'a>; N], Miss> {
+) -> Result<[LockedPage<'a>; N], Miss> {
     let mut locks = Vec::with_capacity(N);
     for copy in copies {
         match pages.lock(copy).await {

@@ -11,12 +11,12 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::{Ascending, IndexError, check_fill};
 use farleaf_page::{Back, Layout, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight};
 use farleaf_pool::remote::{
-    Change, FreshNode, FreshWriter, Image, Miss, RemoteError, head_leaves, list_leaf, open_head,
+    FreshNode, FreshWriter, Image, Miss, PageChange, RemoteError, head_leaves, list_leaf, open_head,
 };
 use farleaf_pool::wire::Refusal;
 
 /// A page under construction.
-struct Open<F: Fabric, L: Layout> {
+struct OpenPage<F: Fabric, L: Layout> {
     node: FreshNode<F>,
     image: Image<L>,
     filling: L::Filling,
@@ -41,7 +41,7 @@ impl<F: Fabric, L: Layout> OpenHead<F, L> {
 }
 
 /// A load in progress.
-struct Load<'a, F: Fabric, L: Layout> {
+struct OneSidedLoad<'a, F: Fabric, L: Layout> {
     writer: FreshWriter<'a, F, L>,
     memory_servers: u64,
     /// Target weight of a page.
@@ -49,12 +49,12 @@ struct Load<'a, F: Fabric, L: Layout> {
     leaves_per_head: usize,
     /// The open page of each level, leaves first, and the number of pages of the level, including
     /// heads.
-    levels: Vec<(Open<F, L>, u64)>,
+    levels: Vec<(OpenPage<F, L>, u64)>,
     head: Option<OpenHead<F, L>>,
     leaves_since_head: usize,
 }
 
-impl<F: Fabric, L: Layout> Load<'_, F, L> {
+impl<F: Fabric, L: Layout> OneSidedLoad<'_, F, L> {
     /// A node for page `number` of a level.
     async fn node(&mut self, number: u64) -> Result<FreshNode<F>, RemoteError> {
         self.writer.take_on(ServerId::new((number % self.memory_servers) as u16)).await
@@ -65,12 +65,12 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         &mut self,
         level: usize,
         low: &L::Key,
-    ) -> Result<Option<Open<F, L>>, RemoteError> {
+    ) -> Result<Option<OpenPage<F, L>>, RemoteError> {
         let number = self.levels.get(level).map_or(0, |(_, pages)| *pages);
         let node = self.node(number).await?;
         let (at, image) = (node.at(), Image::<L>::empty());
         image.page().format_empty(at, level as u8, low, None);
-        let open = Open { node, image, filling: L::Filling::default() };
+        let open = OpenPage { node, image, filling: L::Filling::default() };
         if level == 0 {
             self.leaves_since_head += 1;
             if let Some(head) = &mut self.head {
@@ -91,13 +91,13 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 
     /// Adds a record to the open leaf; `false` if the leaf is full.
     fn add_record(&mut self, record: (&L::Key, &L::Value)) -> bool {
-        let (fill, Open { image, filling, .. }) = (self.fill, &mut self.levels[0].0);
+        let (fill, OpenPage { image, filling, .. }) = (self.fill, &mut self.levels[0].0);
         L::fill_leaf(filling, image.page(), record, fill)
     }
 
     /// Adds a child to the open page of a level; `false` if the page is full.
     fn add_child(&mut self, level: usize, child: (&L::Key, GlobalAddr)) -> bool {
-        let (fill, Open { image, filling, .. }) = (self.fill, &mut self.levels[level].0);
+        let (fill, OpenPage { image, filling, .. }) = (self.fill, &mut self.levels[level].0);
         L::fill_inner(filling, image.page(), child, fill)
     }
 
@@ -130,14 +130,14 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 
     /// Ends the open page of a level, as [`fill_end`] does.
     fn end(&mut self, level: usize, high: Option<&L::Key>) -> Option<NextPage<L>> {
-        let Open { image, filling, .. } = &mut self.levels[level].0;
+        let OpenPage { image, filling, .. } = &mut self.levels[level].0;
         fill_end(filling, image.page(), high)
     }
 
     /// Ends the open leaf at `low` and opens the next one.
     async fn next_leaf(&mut self, low: &L::Key) -> Result<(), RemoteError> {
         // There is a head after every n-th leaf, and one where a scan reaches the end of a parent.
-        let is_full = |Open { image, filling, .. }: &Open<F, L>| {
+        let is_full = |OpenPage { image, filling, .. }: &OpenPage<F, L>| {
             L::is_filled(filling, image.page(), self.fill)
         };
         let ends_parent = self.levels.get(1).is_some_and(|(open, _)| is_full(open));
@@ -174,7 +174,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         loop {
             let full = self.open(level, L::key(&low)).await?.expect("the level has an open page");
             let opened = self.levels[level].0.node.at();
-            let Open { node, image, .. } = full;
+            let OpenPage { node, image, .. } = full;
             let full_at = node.at();
             image.page().set_sibling(link.take().unwrap_or(opened));
             self.writer.write(node, image).await?;
@@ -228,7 +228,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         let count = levels.len();
         let mut top = None;
         for (number, (open, _)) in levels.into_iter().enumerate() {
-            let Open { node, image, .. } = open;
+            let OpenPage { node, image, .. } = open;
             if number + 1 == count {
                 top = Some(image);
                 self.writer.release(node).await;
@@ -264,7 +264,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         check_fill(fill)?;
         self.pages.attempts(async || self.check_empty().await).await?;
         let permille = (fill * 1000.0).round() as usize;
-        let mut load = Load {
+        let mut load = OneSidedLoad {
             writer: FreshWriter::new(&self.pages),
             memory_servers: u64::from(self.pages.fabric().memory_servers()),
             fill: filled_weight::<L>(permille),
@@ -325,7 +325,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         }
         image.page().copy_content(top.page());
         self.set_root_level(top.page().level());
-        self.pages.commit(Change::new(locked, &root, image)).await?;
+        self.pages.commit(PageChange::new(locked, &root, image)).await?;
         Ok(())
     }
 }

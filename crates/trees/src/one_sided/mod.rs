@@ -2,7 +2,7 @@
 //! a leaf.
 //!
 //! Leaves are B-link nodes: each has its key range and its right sibling. A design defines how it
-//! locates leaves ([`Locate`]), what follows from a split, and how it collects ([`Collect`]).
+//! locates leaves ([`LeafLocator`]), what follows from a split, and how it collects ([`Collect`]).
 //! Lookups, changes, scans in both directions, and joining sparse leaves are the same for all such
 //! designs, and are implemented here. So are descents, splits and loads of a tree all of whose
 //! nodes are one-sided (`tree.rs`, `load.rs`).
@@ -26,34 +26,36 @@ pub(crate) use change::change as change_whole_leaf;
 #[doc(hidden)]
 pub use change::get_all;
 pub use collect::{Collect, CollectCursor, collect_in_background};
-pub(crate) use collect::{Joined, Pair, compact, join, join_below, lock_all};
+pub(crate) use collect::{CollectOutcome, Joined, compact, join, join_below, lock_all};
 #[doc(hidden)]
 pub use scan::scan_all;
 pub(crate) use tidy::{JoinPair, sparse_pair, tidy, tidy_path};
 pub(crate) use tree::BlinkTree;
 
 use farleaf_fabric::{Fabric, GlobalAddr};
-use farleaf_index::{IndexError, Scan};
-use farleaf_page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedRecord, OwnedValue, Probe};
+use farleaf_index::{IndexError, ScanResult};
+use farleaf_page::{
+    EditAnswer, Layout, LeafEdit, OverflowEntry, OwnedKey, OwnedRecord, OwnedValue, Probe,
+};
 use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use std::borrow::Borrow;
 use std::future::Future;
 
-type Key<I> = <<I as Locate>::Layout as Layout>::Key;
-type Value<I> = <<I as Locate>::Layout as Layout>::Value;
+type TreeKey<I> = <<I as LeafLocator>::Layout as Layout>::Key;
+type TreeValue<I> = <<I as LeafLocator>::Layout as Layout>::Value;
 /// The value of each key, if it has one; the outer `None` means that the key's leaf was not found.
-type Found<I> = Vec<Option<Option<OwnedValue<<I as Locate>::Layout>>>>;
+type FoundValues<I> = Vec<Option<Option<OwnedValue<<I as LeafLocator>::Layout>>>>;
 /// The lowest key of a leaf, and its location.
-type Led<I> = (OwnedKey<<I as Locate>::Layout>, Pointer);
+type LocatedLeaf<I> = (OwnedKey<<I as LeafLocator>::Layout>, Pointer);
 /// A leaf that has been read.
-type Leaf<I> = PageCopy<<I as Locate>::Layout>;
+type FetchedLeaf<I> = PageCopy<<I as LeafLocator>::Layout>;
 /// Where an ascending scan starts (at this leaf, or at the first one in flight), and its state for
 /// the following leaves.
-type Start<I> = (Option<Leaf<I>>, <I as Locate>::Ahead);
+type ScanStart<I> = (Option<FetchedLeaf<I>>, <I as LeafLocator>::Ahead);
 
 /// A handle on an index with one-sided leaves: how the design locates leaves, and how it updates
 /// the level above them.
-pub trait Locate: Sized {
+pub trait LeafLocator: Sized {
     /// The provider of remote operations.
     type Fabric: Fabric;
     /// The layout of nodes.
@@ -68,26 +70,29 @@ pub trait Locate: Sized {
     ///
     /// # Errors
     /// [`Miss::Restart`] if concurrent changes are on the path.
-    fn find(&self, probe: Probe<'_, Key<Self>>) -> impl Future<Output = Result<Leaf<Self>, Miss>>;
+    fn find(
+        &self,
+        probe: Probe<'_, TreeKey<Self>>,
+    ) -> impl Future<Output = Result<FetchedLeaf<Self>, Miss>>;
 
-    /// Like [`Locate::find`], but starts at the leaf at `from`. That leaf once covered the probe,
-    /// or lies to the left of the leaf that does.
+    /// Like [`LeafLocator::find`], but starts at the leaf at `from`. That leaf once covered the
+    /// probe, or lies to the left of the leaf that does.
     ///
     /// # Errors
-    /// As [`Locate::find`].
+    /// As [`LeafLocator::find`].
     fn find_from(
         &self,
         from: Pointer,
-        probe: Probe<'_, Key<Self>>,
-    ) -> impl Future<Output = Result<Leaf<Self>, Miss>>;
+        probe: Probe<'_, TreeKey<Self>>,
+    ) -> impl Future<Output = Result<FetchedLeaf<Self>, Miss>>;
 
     /// The value of a key.
     ///
     /// # Errors
-    /// As [`Locate::find`].
+    /// As [`LeafLocator::find`].
     fn get_one(
         &self,
-        key: &Key<Self>,
+        key: &TreeKey<Self>,
     ) -> impl Future<Output = Result<Option<OwnedValue<Self::Layout>>, Miss>> {
         async move {
             let leaf = self.find(Probe::At(key)).await?;
@@ -99,10 +104,10 @@ pub trait Locate: Sized {
     ///
     /// # Errors
     /// [`IndexError`] if a memory server does not answer.
-    fn get_together<Q: Borrow<Key<Self>>>(
+    fn get_together<Q: Borrow<TreeKey<Self>>>(
         &self,
         keys: &[Q],
-    ) -> impl Future<Output = Result<Found<Self>, IndexError>>;
+    ) -> impl Future<Output = Result<FoundValues<Self>, IndexError>>;
 
     /// Executes an operation that may change a leaf.
     ///
@@ -110,8 +115,8 @@ pub trait Locate: Sized {
     /// As [`farleaf_index::RangeIndex::execute`].
     fn change(
         &self,
-        edit: LeafEdit<&Key<Self>, &Value<Self>>,
-    ) -> impl Future<Output = Result<Answer<OwnedValue<Self::Layout>>, IndexError>> {
+        edit: LeafEdit<&TreeKey<Self>, &TreeValue<Self>>,
+    ) -> impl Future<Output = Result<EditAnswer<OwnedValue<Self::Layout>>, IndexError>> {
         change::change(self, edit)
     }
 
@@ -120,7 +125,7 @@ pub trait Locate: Sized {
     ///
     /// # Errors
     /// [`Miss::Restart`] if concurrent changes are in the way; nothing has changed in that case.
-    fn emptied(&self, key: &Key<Self>) -> impl Future<Output = Result<(), Miss>>;
+    fn emptied(&self, key: &TreeKey<Self>) -> impl Future<Output = Result<(), Miss>>;
 
     /// Splits a full leaf, adds `entry`, and updates the level above. Takes nodes from `spare`, and
     /// puts back unused ones.
@@ -129,8 +134,8 @@ pub trait Locate: Sized {
     /// [`Miss::Restart`] if the leaf has changed since it was read.
     fn split_and_add(
         &self,
-        full: &Leaf<Self>,
-        entry: &Entry<Self::Layout>,
+        full: &FetchedLeaf<Self>,
+        entry: &OverflowEntry<Self::Layout>,
         spare: &mut Vec<GlobalAddr>,
     ) -> impl Future<Output = Result<(), Miss>>;
 
@@ -138,14 +143,14 @@ pub trait Locate: Sized {
     /// it. If locating it has already read the leaf, returns the leaf.
     ///
     /// # Errors
-    /// As [`Locate::find`].
+    /// As [`LeafLocator::find`].
     fn locate_up(
         &self,
-        start: &Key<Self>,
-        scan: &Scan<OwnedKey<Self::Layout>>,
+        start: &TreeKey<Self>,
+        scan: &ScanResult<OwnedKey<Self::Layout>>,
         window: usize,
         stream: &mut LeafStream<'_, Self::Fabric, Self::Layout>,
-    ) -> impl Future<Output = Result<Start<Self>, Miss>>;
+    ) -> impl Future<Output = Result<ScanStart<Self>, Miss>>;
 
     /// Posts READs of leaves ahead until `window` are in flight. Returns `false` if the scan, which
     /// has reached `cursor`, should locate leaves again.
@@ -153,7 +158,7 @@ pub trait Locate: Sized {
         &self,
         ahead: &mut Self::Ahead,
         window: usize,
-        cursor: Option<&Key<Self>>,
+        cursor: Option<&TreeKey<Self>>,
         stream: &mut LeafStream<'_, Self::Fabric, Self::Layout>,
     ) -> bool;
 
@@ -161,12 +166,12 @@ pub trait Locate: Sized {
     /// each with its lowest key.
     ///
     /// # Errors
-    /// As [`Locate::find`].
+    /// As [`LeafLocator::find`].
     fn locate_down(
         &self,
-        probe: Probe<'_, Key<Self>>,
+        probe: Probe<'_, TreeKey<Self>>,
         window: usize,
-    ) -> impl Future<Output = Result<Vec<Led<Self>>, Miss>>;
+    ) -> impl Future<Output = Result<Vec<LocatedLeaf<Self>>, Miss>>;
 
     /// Loads ascending records into an empty index. An error of `source` ends the load.
     ///
@@ -180,9 +185,9 @@ pub trait Locate: Sized {
 }
 
 /// Implements [`RangeIndex`](farleaf_index::RangeIndex) and
-/// [`IndexAdmin`](farleaf_index::IndexAdmin) for a handle `$index<F, L>` that implements [`Locate`]
-/// and [`Collect`]. The crate that uses it depends on `farleaf-fabric`, `farleaf-page` and
-/// `farleaf-index`.
+/// [`IndexAdmin`](farleaf_index::IndexAdmin) for a handle `$index<F, L>` that implements
+/// [`LeafLocator`] and [`Collect`]. The crate that uses it depends on `farleaf-fabric`,
+/// `farleaf-page` and `farleaf-index`.
 #[macro_export]
 macro_rules! range_index_by_locating {
     ($index:ident) => {
@@ -202,14 +207,16 @@ macro_rules! range_index_by_locating {
             async fn execute(
                 &self,
                 edit: farleaf_page::LeafEdit<&L::Key, &L::Value>,
-            ) -> Result<farleaf_page::Answer<farleaf_page::OwnedValue<L>>, farleaf_index::IndexError>
-            {
+            ) -> Result<
+                farleaf_page::EditAnswer<farleaf_page::OwnedValue<L>>,
+                farleaf_index::IndexError,
+            > {
                 $crate::one_sided::execute(self, edit).await
             }
 
             async fn scan(
                 &self,
-                scan: &farleaf_index::Scan<farleaf_page::OwnedKey<L>>,
+                scan: &farleaf_index::ScanResult<farleaf_page::OwnedKey<L>>,
             ) -> Result<farleaf_index::RecordsOf<Self>, farleaf_index::IndexError> {
                 scan.check::<L>()?;
                 $crate::one_sided::scan_all(self, scan).await
@@ -230,7 +237,7 @@ macro_rules! range_index_by_locating {
                 >,
                 fill: f64,
             ) -> impl Future<Output = Result<u64, farleaf_index::IndexError>> {
-                $crate::one_sided::Locate::load_all(self, source, fill)
+                $crate::one_sided::LeafLocator::load_all(self, source, fill)
             }
 
             /// Returns at once: clients write every change through.
@@ -239,7 +246,7 @@ macro_rules! range_index_by_locating {
             }
 
             async fn settle(&self) -> Result<(), farleaf_index::IndexError> {
-                Ok($crate::one_sided::Locate::pages(self).settle_all().await?)
+                Ok($crate::one_sided::LeafLocator::pages(self).settle_all().await?)
             }
         }
 
@@ -261,9 +268,9 @@ macro_rules! range_index_by_locating {
 }
 /// As [`farleaf_index::RangeIndex::get`].
 #[doc(hidden)]
-pub async fn get<I: Locate>(
+pub async fn get<I: LeafLocator>(
     index: &I,
-    key: &Key<I>,
+    key: &TreeKey<I>,
 ) -> Result<Option<OwnedValue<I::Layout>>, IndexError> {
     I::Layout::check_key(key)?;
     Ok(index.pages().attempts(async || index.get_one(key).await).await?)
@@ -271,16 +278,16 @@ pub async fn get<I: Locate>(
 
 /// As [`farleaf_index::RangeIndex::execute`].
 #[doc(hidden)]
-pub async fn execute<I: Locate>(
+pub async fn execute<I: LeafLocator>(
     index: &I,
-    edit: LeafEdit<&Key<I>, &Value<I>>,
-) -> Result<Answer<OwnedValue<I::Layout>>, IndexError> {
+    edit: LeafEdit<&TreeKey<I>, &TreeValue<I>>,
+) -> Result<EditAnswer<OwnedValue<I::Layout>>, IndexError> {
     match edit.changes() {
         true => {
             edit.check::<I::Layout>()?;
             index.change(edit).await
         }
-        false => Ok(Answer::from_lookup(get(index, edit.key).await?)),
+        false => Ok(EditAnswer::from_lookup(get(index, edit.key).await?)),
     }
 }
 

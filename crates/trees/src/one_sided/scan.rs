@@ -5,19 +5,19 @@
 //! it reads the leaves that the design names, then locates more. It checks the keys that each leaf
 //! covers, so it misses none even if leaves are split or merged meanwhile.
 
-use super::{Key, Leaf, Locate};
+use super::{FetchedLeaf, LeafLocator, TreeKey};
 use farleaf_fabric::{Fabric, Work};
-use farleaf_index::{IndexError, Records, Scan};
+use farleaf_index::{IndexError, KeyedRecords, ScanResult};
 use farleaf_page::rules;
 use farleaf_page::{FencePosition, Layout, OwnedKey, OwnedValue, Probe, ScanWindow};
 use farleaf_pool::remote::{LeafStream, Miss, PageCopy};
 use std::ops::Bound;
 
 /// Maximum number of leaves in flight.
-const MOST_AHEAD: usize = 64;
+const MAX_AHEAD: usize = 64;
 
 /// The progress of a scan.
-struct Progress<K> {
+struct ScanProgress<K> {
     /// Ascending: the lowest key not scanned yet. Descending: the lowest key scanned. `None` before
     /// the first leaf, where the scan starts at the end of its range.
     cursor: Option<K>,
@@ -28,15 +28,15 @@ struct Progress<K> {
 ///
 /// # Errors
 /// As [`farleaf_index::RangeIndex::scan`].
-pub async fn scan_all<I: Locate>(
+pub async fn scan_all<I: LeafLocator>(
     index: &I,
-    scan: &Scan<OwnedKey<I::Layout>>,
-) -> Result<Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError> {
+    scan: &ScanResult<OwnedKey<I::Layout>>,
+) -> Result<KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError> {
     if scan.limit > 1 && index.pages().fabric().breaks(rules::LEAVES_READ_ONCE) {
         return scan_piecemeal(index, scan.clone()).await;
     }
-    let mut records = Records::new();
-    let mut progress = Progress { cursor: None, done: scan.limit == 0 };
+    let mut records = KeyedRecords::new();
+    let mut progress = ScanProgress { cursor: None, done: scan.limit == 0 };
     let mut backoff = index.pages().backoff();
     while !progress.done {
         let scanned = if scan.reverse {
@@ -54,11 +54,11 @@ pub async fn scan_all<I: Locate>(
 }
 
 /// The planted bug: one scan per record.
-async fn scan_piecemeal<I: Locate>(
+async fn scan_piecemeal<I: LeafLocator>(
     index: &I,
-    mut scan: Scan<OwnedKey<I::Layout>>,
-) -> Result<Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError> {
-    let mut records = Records::new();
+    mut scan: ScanResult<OwnedKey<I::Layout>>,
+) -> Result<KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError> {
+    let mut records = KeyedRecords::new();
     let limit = std::mem::replace(&mut scan.limit, 1);
     while records.len() < limit
         && let Some(record) = Box::pin(scan_all(index, &scan)).await?.pop()
@@ -71,12 +71,12 @@ async fn scan_piecemeal<I: Locate>(
 }
 
 /// Copies the selected records of a leaf. Returns whether the scan is complete.
-async fn take_from<I: Locate>(
+async fn take_from<I: LeafLocator>(
     index: &I,
-    leaf: &Leaf<I>,
-    scan: &Scan<OwnedKey<I::Layout>>,
-    cursor: Option<&Key<I>>,
-    records: &mut Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
+    leaf: &FetchedLeaf<I>,
+    scan: &ScanResult<OwnedKey<I::Layout>>,
+    cursor: Option<&TreeKey<I>>,
+    records: &mut KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
 ) -> bool {
     let page = leaf.page();
     // The leaf may cover more than the rest of the scan, for example after a merge with the
@@ -103,17 +103,17 @@ async fn take_from<I: Locate>(
 
 /// How many leaves to keep in flight for the records still wanted, if further leaves are as full as
 /// those read so far.
-fn window<I: Locate>(index: &I, wanted: usize, leaves: usize, records: usize) -> usize {
+fn window<I: LeafLocator>(index: &I, wanted: usize, leaves: usize, records: usize) -> usize {
     let per_leaf = records.checked_div(leaves).unwrap_or(I::Layout::capacity() / 2);
-    let most = (index.pages().fabric().depth() / 4).clamp(1, MOST_AHEAD);
+    let most = (index.pages().fabric().depth() / 4).clamp(1, MAX_AHEAD);
     (wanted / per_leaf.max(1)).saturating_add(1).min(most)
 }
 
-async fn scan_up<I: Locate>(
+async fn scan_up<I: LeafLocator>(
     index: &I,
-    scan: &Scan<OwnedKey<I::Layout>>,
-    progress: &mut Progress<OwnedKey<I::Layout>>,
-    records: &mut Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
+    scan: &ScanResult<OwnedKey<I::Layout>>,
+    progress: &mut ScanProgress<OwnedKey<I::Layout>>,
+    records: &mut KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
 ) -> Result<(), Miss> {
     let start = match (&progress.cursor, &scan.lower) {
         (Some(cursor), _) => cursor.clone(),
@@ -161,11 +161,11 @@ async fn scan_up<I: Locate>(
 
 /// The leaf that covers `start`: the first in flight, or one to the right of it that the design
 /// does not know yet.
-async fn first_leaf<I: Locate>(
+async fn first_leaf<I: LeafLocator>(
     index: &I,
-    start: &Key<I>,
+    start: &TreeKey<I>,
     stream: &mut LeafStream<'_, I::Fabric, I::Layout>,
-) -> Result<Leaf<I>, Miss> {
+) -> Result<FetchedLeaf<I>, Miss> {
     let mut leaf = stream.first().await?;
     index.pages().fabric().charge(Work::VisitNode).await;
     while I::Layout::reach(leaf.page(), Probe::At(start)) == FencePosition::Beyond {
@@ -175,16 +175,16 @@ async fn first_leaf<I: Locate>(
 }
 
 /// Whether a page is the leaf that covers the probe.
-fn covers<I: Locate>(copy: &PageCopy<I::Layout>, probe: Probe<'_, Key<I>>) -> bool {
+fn covers<I: LeafLocator>(copy: &PageCopy<I::Layout>, probe: Probe<'_, TreeKey<I>>) -> bool {
     let page = copy.page();
     page.level() == 0 && !page.is_head() && I::Layout::reach(page, probe) == FencePosition::Inside
 }
 
-async fn scan_down<I: Locate>(
+async fn scan_down<I: LeafLocator>(
     index: &I,
-    scan: &Scan<OwnedKey<I::Layout>>,
-    progress: &mut Progress<OwnedKey<I::Layout>>,
-    records: &mut Records<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
+    scan: &ScanResult<OwnedKey<I::Layout>>,
+    progress: &mut ScanProgress<OwnedKey<I::Layout>>,
+    records: &mut KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
 ) -> Result<(), Miss> {
     let pages = index.pages();
     let start = progress.cursor.clone();

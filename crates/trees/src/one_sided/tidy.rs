@@ -12,7 +12,7 @@
 //!
 //! *Thread safety*: that of the handle.
 
-use super::{BlinkTree, Key, Locate};
+use super::{BlinkTree, LeafLocator, TreeKey};
 use farleaf_fabric::Fabric;
 use farleaf_page::{Layout, Probe, are_too_empty};
 use farleaf_pool::remote::{Miss, PageCopy};
@@ -20,11 +20,11 @@ use farleaf_pool::remote::{Miss, PageCopy};
 /// Attempts to join one leaf.
 const ATTEMPTS: u32 = 8;
 /// Joins after one removal, up and down the levels.
-const MOST_JOINS: u32 = 16;
+const MAX_JOINS: u32 = 16;
 
 /// Joins the leaf of `key` with a neighbour, if nothing is in the way.
 #[cold]
-pub(crate) async fn tidy<I: Locate>(index: &I, key: &Key<I>) {
+pub(crate) async fn tidy<I: LeafLocator>(index: &I, key: &TreeKey<I>) {
     let mut backoff = index.pages().backoff();
     for _ in 0..ATTEMPTS {
         match index.emptied(key).await {
@@ -37,7 +37,7 @@ pub(crate) async fn tidy<I: Locate>(index: &I, key: &Key<I>) {
 }
 
 /// An index all of whose nodes are one-sided.
-pub(crate) trait JoinPair: Locate {
+pub(crate) trait JoinPair: LeafLocator {
     fn tree(&self) -> &BlinkTree<Self::Fabric, Self::Layout>;
 
     /// Joins the children of a parent at `slot` and behind it. Returns whether it has.
@@ -46,13 +46,13 @@ pub(crate) trait JoinPair: Locate {
 
 /// Joins the node of `key` at the lowest level where its parent has another child, and then those
 /// below (tidy.T2).
-pub(crate) async fn tidy_path<I: JoinPair>(index: &I, key: &Key<I>) -> Result<(), Miss> {
+pub(crate) async fn tidy_path<I: JoinPair>(index: &I, key: &TreeKey<I>) -> Result<(), Miss> {
     let (tree, mut level) = (index.tree(), 0);
     if tree.root_level() == 0 {
         // Leaves may have been found by cached parents alone.
         tree.note_root(&index.pages().read(tree.root_pointer()).await?);
     }
-    for _ in 0..MOST_JOINS {
+    for _ in 0..MAX_JOINS {
         if level >= tree.root_level() {
             return Ok(());
         }

@@ -14,8 +14,10 @@
 
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
-use farleaf_page::{Entry, Layout, OwnedKey, OwnedValue, Probe, Step, step};
-use farleaf_pool::remote::{Image, Miss, PageClient, PageCopy, Pointer, RemoteError, Separator};
+use farleaf_page::{Layout, OverflowEntry, OwnedKey, OwnedValue, Probe, WalkStep, step};
+use farleaf_pool::remote::{
+    Image, Miss, PageClient, PageCopy, PendingSeparator, Pointer, RemoteError,
+};
 use std::borrow::Borrow;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -89,9 +91,11 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         for _ in 0..MAX_STEPS {
             self.pages.fabric().charge(Work::VisitNode).await;
             copy = match step(copy.page(), probe, target) {
-                Step::Here => return Ok(copy),
-                Step::Child(to) | Step::Right(to) => self.pages.read(copy.pointer(to)).await?,
-                Step::Lost => return Err(Miss::Restart),
+                WalkStep::Here => return Ok(copy),
+                WalkStep::Child(to) | WalkStep::Right(to) => {
+                    self.pages.read(copy.pointer(to)).await?
+                }
+                WalkStep::Lost => return Err(Miss::Restart),
             };
         }
         Err(Miss::Restart)
@@ -104,7 +108,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         &self,
         keys: &[Q],
         from: impl Fn(&L::Key) -> Pointer,
-        met: impl Fn(&PageCopy<L>, &L::Key, Step),
+        met: impl Fn(&PageCopy<L>, &L::Key, WalkStep),
     ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
         let mut found = vec![None; keys.len()];
         let mut frontier: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
@@ -133,12 +137,12 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
                     let step = step(copy.page(), Probe::At(key), 0);
                     met(&copy, key, step);
                     match step {
-                        Step::Here => found[number] = Some(L::leaf_get(copy.page(), key)),
-                        Step::Child(to) | Step::Right(to) => {
+                        WalkStep::Here => found[number] = Some(L::leaf_get(copy.page(), key)),
+                        WalkStep::Child(to) | WalkStep::Right(to) => {
                             let next = || (copy.pointer(to), Vec::new());
                             frontier.entry(to).or_insert_with(next).1.push(number);
                         }
-                        Step::Lost => {}
+                        WalkStep::Lost => {}
                     }
                 }
             }
@@ -165,7 +169,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     pub(crate) async fn split_leaf(
         &self,
         full: &PageCopy<L>,
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Miss> {
         self.provide_all(spare).await?;
@@ -177,7 +181,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     /// Adds a separator at its level, and those that follow from it.
     pub(crate) async fn install_all(
         &self,
-        mut separator: Option<Separator<OwnedKey<L>>>,
+        mut separator: Option<PendingSeparator<OwnedKey<L>>>,
         spare: &mut Vec<GlobalAddr>,
     ) {
         while let Some(known) = separator {
@@ -195,9 +199,9 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     pub(crate) async fn split_page(
         &self,
         full: &PageCopy<L>,
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<Separator<OwnedKey<L>>>, Miss> {
+    ) -> Result<Option<PendingSeparator<OwnedKey<L>>>, Miss> {
         let needed = if full.at() == self.root { 2 } else { 1 };
         self.provide(spare, needed).await?;
         let nodes = spare.split_off(spare.len() - needed);
@@ -214,12 +218,12 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     /// Adds a separator at its level. If that splits a node, returns the next separator.
     async fn install(
         &self,
-        separator: &Separator<OwnedKey<L>>,
+        separator: &PendingSeparator<OwnedKey<L>>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<Separator<OwnedKey<L>>>, Miss> {
-        let Separator { level, key, child } = separator;
+    ) -> Result<Option<PendingSeparator<OwnedKey<L>>>, Miss> {
+        let PendingSeparator { level, key, child } = separator;
         let node = self.descend(Probe::At(L::key(key)), *level).await?;
-        let entry = Entry::Child(key.clone(), *child);
+        let entry = OverflowEntry::Child(key.clone(), *child);
         if L::inner_key(node.page(), L::inner_slot(node.page(), Probe::At(L::key(key)))) == *key {
             return Ok(None); // another has installed it
         }

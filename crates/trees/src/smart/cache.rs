@@ -11,7 +11,7 @@
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
-use farleaf_page::{Child, LeafRoom, NodeCopy, NodeSize, Octets, Search, Slot};
+use farleaf_page::{LeafRoom, NodeCopy, NodeSize, Octets, RadixChild, RadixSlot, SlotSearch};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The cached nodes, and the root slot.
@@ -20,13 +20,13 @@ pub(super) struct SmartCache {
     most_bytes: u64,
     /// The root slot as it was last read.
     root: AtomicU64,
-    nodes: Mutex<Nodes>,
+    nodes: Mutex<RadixNodes>,
 }
 
 #[derive(Debug, Default)]
-struct Nodes {
+struct RadixNodes {
     /// By path.
-    held: BTreeMap<Octets, Held>,
+    held: BTreeMap<Octets, HeldNode>,
     /// Paths in the order of their admissions, some of which have left since.
     queue: VecDeque<(Octets, u64)>,
     bytes: u64,
@@ -36,7 +36,7 @@ struct Nodes {
 }
 
 #[derive(Debug)]
-struct Held {
+struct HeldNode {
     node: NodeCopy,
     /// The number of its admission.
     admission: u64,
@@ -53,14 +53,14 @@ pub(super) struct SlotOf {
 
 /// Where a descent begins.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Start {
+pub(super) enum DescentStart {
     /// At a slot of the deepest cached node on the way.
-    Slot(GlobalAddr, Slot, SlotOf),
+    Slot(GlobalAddr, RadixSlot, SlotOf),
     /// At the deepest cached node on the way, which has no slot for the key. Its path has so
     /// many bytes.
     Node(GlobalAddr, NodeSize, usize),
     /// At the root slot, as it was last read.
-    Root(Slot),
+    Root(RadixSlot),
 }
 
 /// A cached node, for a scan.
@@ -70,7 +70,7 @@ pub(super) struct KnownNode {
     pub(super) size: NodeSize,
     pub(super) path: Octets,
     /// Its slots that led to leaves.
-    pub(super) leaves: Vec<Slot>,
+    pub(super) leaves: Vec<RadixSlot>,
 }
 
 /// The words of a copy, and what its path has beyond them.
@@ -78,7 +78,7 @@ fn bytes_of(node: &NodeCopy) -> u64 {
     (node.words().len() * 8 + node.path.len().saturating_sub(node.form.most_tail())) as u64
 }
 
-impl Nodes {
+impl RadixNodes {
     /// The deepest node whose path `key` begins with.
     fn deepest(&self, key: &[u8]) -> Option<&NodeCopy> {
         let mut lengths = self.of_length.range(..=key.len()).rev().map(|(length, _)| *length);
@@ -122,7 +122,7 @@ impl Nodes {
 
 impl SmartCache {
     pub(super) fn new(most_bytes: u64) -> Self {
-        Self { most_bytes, root: AtomicU64::new(0), nodes: Mutex::new(Nodes::default()) }
+        Self { most_bytes, root: AtomicU64::new(0), nodes: Mutex::new(RadixNodes::default()) }
     }
 
     /// Size of the copies, in bytes.
@@ -131,24 +131,28 @@ impl SmartCache {
     }
 
     /// Where a descent to `key` begins.
-    pub(super) fn start(&self, key: &[u8]) -> Start {
+    pub(super) fn start(&self, key: &[u8]) -> DescentStart {
         let nodes = lock(&self.nodes);
         let Some(node) = nodes.deepest(key) else {
-            return Start::Root(Slot::from_bits(self.root.load(Ordering::Relaxed)));
+            return DescentStart::Root(RadixSlot::from_bits(self.root.load(Ordering::Relaxed)));
         };
         let depth = node.path.len();
         match node.search(node.next_byte(key)) {
-            Search::At(number, slot) => {
-                Start::Slot(node.slot_place(number), slot, SlotOf { depth, number })
+            SlotSearch::At(number, slot) => {
+                DescentStart::Slot(node.slot_place(number), slot, SlotOf { depth, number })
             }
-            Search::Free(_) | Search::Full => Start::Node(node.at, node.header.size, depth),
+            SlotSearch::Free(_) | SlotSearch::Full => {
+                DescentStart::Node(node.at, node.header.size, depth)
+            }
         }
     }
 
     /// The leaf that the way to `key` ends at, if the deepest node on it is cached.
     pub(super) fn leaf(&self, key: &[u8]) -> Option<LeafRoom> {
         match self.start(key) {
-            Start::Slot(_, slot, _) if slot.child() == Child::Leaf => Some(slot.leaf_room()),
+            DescentStart::Slot(_, slot, _) if slot.child() == RadixChild::Leaf => {
+                Some(slot.leaf_room())
+            }
             _ => None,
         }
     }
@@ -158,13 +162,13 @@ impl SmartCache {
         let nodes = lock(&self.nodes);
         let node = nodes.deepest(key)?;
         let slots = node.in_use().map(|(_, slot)| slot);
-        let leaves = slots.filter(|slot| slot.child() == Child::Leaf).collect();
+        let leaves = slots.filter(|slot| slot.child() == RadixChild::Leaf).collect();
         let (at, size, path) = (node.at, node.header.size, node.path.clone());
         Some(KnownNode { at, size, path, leaves })
     }
 
     /// Remembers the root slot.
-    pub(super) fn note_root(&self, slot: Slot) {
+    pub(super) fn note_root(&self, slot: RadixSlot) {
         self.root.store(slot.to_bits(), Ordering::Relaxed);
     }
 
@@ -192,12 +196,12 @@ impl SmartCache {
         }
         nodes.bytes += bytes;
         *nodes.of_length.entry(path.len()).or_default() += 1;
-        nodes.held.insert(path, Held { node, admission });
+        nodes.held.insert(path, HeldNode { node, admission });
         nodes.tidy_queue();
     }
 
     /// Replaces a slot of the cached node with this path by what it is now.
-    pub(super) fn patch(&self, path: &[u8], number: usize, slot: Slot) {
+    pub(super) fn patch(&self, path: &[u8], number: usize, slot: RadixSlot) {
         let mut nodes = lock(&self.nodes);
         if let Some(held) = nodes.held.get_mut(path) {
             match held.node.slots.get_mut(number) {
@@ -225,7 +229,7 @@ mod tests {
 
     /// A node with one leaf, for the key that is its path with zeros behind.
     fn node(number: u64, path: &[u8]) -> NodeCopy {
-        let leaf = Slot::leaf(0, LeafRoom { at: at(number + 1), size: 0 }).to_bits();
+        let leaf = RadixSlot::leaf(0, LeafRoom { at: at(number + 1), size: 0 }).to_bits();
         let content = (path, NodeSize::SMALLEST, vec![leaf, 0, 0, 0]);
         NodeCopy::made(RadixForm::Numbers, at(number), at(1), content)
     }
@@ -237,29 +241,38 @@ mod tests {
         let cache = SmartCache::new(1 << 20);
         let number = 0x1122_0000_0000_7700_u64;
         let [key, next, far] = [number, number + 1, number + 256].map(u64::to_be_bytes);
-        assert!(matches!(cache.start(&key), Start::Root(Slot::FREE)));
+        assert!(matches!(cache.start(&key), DescentStart::Root(RadixSlot::FREE)));
         cache.admit(&node(10, &key[..2]));
         cache.admit(&node(20, &key[..7]));
-        let Start::Slot(place, slot, of) = cache.start(&key) else { panic!("the leaf is known") };
+        let DescentStart::Slot(place, slot, of) = cache.start(&key) else {
+            panic!("the leaf is known")
+        };
         assert_eq!((place, slot.at(), of.number), (at(20).plus(16), at(21), 0));
-        assert!(matches!(cache.start(&next), Start::Node(found, ..) if found == at(20)));
-        assert!(matches!(cache.start(&far), Start::Slot(place, ..) if place == at(10).plus(16)));
-        let leaf = Slot::leaf(1, LeafRoom { at: at(30), size: 0 });
+        assert!(matches!(cache.start(&next), DescentStart::Node(found, ..) if found == at(20)));
+        assert!(
+            matches!(cache.start(&far), DescentStart::Slot(place, ..) if place == at(10).plus(16))
+        );
+        let leaf = RadixSlot::leaf(1, LeafRoom { at: at(30), size: 0 });
         cache.patch(&key[..7], 1, leaf);
-        assert!(matches!(cache.start(&next), Start::Slot(_, slot, _) if slot.at() == at(30)));
+        assert!(
+            matches!(cache.start(&next), DescentStart::Slot(_, slot, _) if slot.at() == at(30))
+        );
         let known = cache.node_of(&key).unwrap();
         let leaves: Vec<_> = known.leaves.iter().map(|slot| (slot.byte(), slot.at())).collect();
         assert_eq!((known.at, leaves), (at(20), vec![(0, at(21)), (1, at(30))]));
         cache.forget(&key[..7]);
-        assert!(matches!(cache.start(&next), Start::Slot(place, ..) if place == at(10).plus(16)));
+        assert!(
+            matches!(cache.start(&next), DescentStart::Slot(place, ..) if place == at(10).plus(16))
+        );
     }
 
     #[test]
     fn the_first_to_come_is_the_first_to_go() {
         let cache = SmartCache::new(3 * BYTES + 8);
         let path = |number: u64| (number << 8).to_be_bytes()[..7].to_vec();
-        let is_held =
-            |number: u64| matches!(cache.start(&(number << 8).to_be_bytes()), Start::Slot(..));
+        let is_held = |number: u64| {
+            matches!(cache.start(&(number << 8).to_be_bytes()), DescentStart::Slot(..))
+        };
         (1..=3).for_each(|number| cache.admit(&node(number, &path(number))));
         // Another copy of a node takes the place of the first one.
         cache.forget(&path(2));

@@ -6,14 +6,14 @@
 
 use super::SmartOptions;
 use super::cache::SmartCache;
-use super::sides::{OwnSides, SmartCompute};
-use super::together::Unsettled;
+use super::sides::{ClientRadixSides, SmartCompute};
+use super::together::UnresolvedChanges;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::{
-    Answer, Design, Encoded, IndexAdmin, IndexError, LeafEdit, Owned, RangeIndex, RecordOf,
-    RecordsOf, Scan,
+    Design, EditAnswer, Encoded, IndexAdmin, IndexError, LeafEdit, OwnedForm, RangeIndex, RecordOf,
+    RecordsOf, ScanResult,
 };
-use farleaf_page::{Action, DesignId, Layout, MOST_RADIX_SERVERS, Octets, OwnedKey, RadixForm};
+use farleaf_page::{DesignId, EditAction, Layout, MAX_RADIX_SERVERS, Octets, OwnedKey, RadixForm};
 use farleaf_pool::remote::{ROOT_SERVER, RadixClient, RemoteError, RpcClient};
 use std::borrow::Borrow;
 use std::ops::Bound;
@@ -52,7 +52,7 @@ pub struct PSmartOptions<K> {
 #[derive(Debug)]
 pub struct SmartIndex<F: Fabric, L: Layout> {
     pub(super) radix: RadixClient<F, L>,
-    pub(super) sides: OwnSides,
+    pub(super) sides: ClientRadixSides,
     /// Whether clients of a compute server execute operations on one key together.
     pub(super) combines: bool,
     /// Whether a leaf is changed in a turn of its key's owner, instead of under a lock.
@@ -60,7 +60,7 @@ pub struct SmartIndex<F: Fabric, L: Layout> {
     /// Where the root slot is.
     pub(super) root: GlobalAddr,
     /// Changes of this handle that other handles may still make.
-    pub(super) unsettled: Unsettled<Answer<Octets>>,
+    pub(super) unsettled: UnresolvedChanges<EditAnswer<Octets>>,
     /// What the keys are.
     pub(super) form: RadixForm,
 }
@@ -123,7 +123,7 @@ impl<L: Layout> Design<L> for PSmart {
 }
 
 async fn create<F: Fabric, L: Layout>(fabric: &F, options: u64) -> Result<(), IndexError> {
-    if fabric.memory_servers() > MOST_RADIX_SERVERS {
+    if fabric.memory_servers() > MAX_RADIX_SERVERS {
         return Err(IndexError::InvalidArgument("smart has at most 256 memory servers"));
     }
     for number in (0..fabric.memory_servers()).rev() {
@@ -151,7 +151,7 @@ async fn open<F: Fabric, L: Layout>(
     compute.all.check_open(&rpc, is_divided).await?;
     let (options, sides) = (compute.options(), compute.sides(fabric.compute_server()));
     let radix = RadixClient::new(fabric, options.chunk_bytes);
-    let (combines, unsettled) = (options.combines, Unsettled::new());
+    let (combines, unsettled) = (options.combines, UnresolvedChanges::new());
     let form = RadixForm::of::<L>();
     Ok(SmartIndex { radix, sides, combines, is_divided, root, unsettled, form })
 }
@@ -188,7 +188,7 @@ fn value_of<T: Encoded + ?Sized>(value: &T) -> Octets {
     Octets::from_slice(value.encoded().as_ref())
 }
 
-fn found_of<T: Encoded + ?Sized>(found: Octets) -> Result<Owned<T>, IndexError> {
+fn found_of<T: Encoded + ?Sized>(found: Octets) -> Result<OwnedForm<T>, IndexError> {
     T::decoded(found.into_vec()).ok_or(NO_KEY)
 }
 
@@ -200,7 +200,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SmartIndex<F, L> {
     type Key = L::Key;
     type Value = L::Value;
 
-    async fn get(&self, key: &L::Key) -> Result<Option<Owned<L::Value>>, IndexError> {
+    async fn get(&self, key: &L::Key) -> Result<Option<OwnedForm<L::Value>>, IndexError> {
         L::check_key(key)?;
         let found = self.value_of(&key_of::<L>(key)).await?;
         found.map(found_of::<L::Value>).transpose()
@@ -209,44 +209,47 @@ impl<F: Fabric, L: Layout> RangeIndex for SmartIndex<F, L> {
     async fn execute(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<Owned<L::Value>>, IndexError> {
+    ) -> Result<EditAnswer<OwnedForm<L::Value>>, IndexError> {
         let value = |value: &L::Value| {
             L::check_record(edit.key, value)?;
             Ok::<_, IndexError>(value_of(value))
         };
         L::check_key(edit.key)?;
         let action = match edit.action {
-            Action::Get => Action::Get,
-            Action::Insert(new) => Action::Insert(value(new)?),
-            Action::Update(new) => Action::Update(value(new)?),
-            Action::Upsert(new) => Action::Upsert(value(new)?),
-            Action::Remove => Action::Remove,
-            Action::CompareExchange(old, new) => {
-                Action::CompareExchange(value_of(old), value(new)?)
+            EditAction::Get => EditAction::Get,
+            EditAction::Insert(new) => EditAction::Insert(value(new)?),
+            EditAction::Update(new) => EditAction::Update(value(new)?),
+            EditAction::Upsert(new) => EditAction::Upsert(value(new)?),
+            EditAction::Remove => EditAction::Remove,
+            EditAction::CompareExchange(old, new) => {
+                EditAction::CompareExchange(value_of(old), value(new)?)
             }
         };
         let key = key_of::<L>(edit.key);
         let answer = match action {
-            Action::Get => Answer::from_lookup(self.value_of(&key).await?),
+            EditAction::Get => EditAnswer::from_lookup(self.value_of(&key).await?),
             action => self.change(&key, action).await?,
         };
         let found = answer.found.map(found_of::<L::Value>).transpose()?;
-        Ok(Answer { applied: answer.applied, found })
+        Ok(EditAnswer { applied: answer.applied, found })
     }
 
     async fn multi_get<Q: Borrow<L::Key>>(
         &self,
         keys: &[Q],
-    ) -> Result<Vec<Option<Owned<L::Value>>>, IndexError> {
+    ) -> Result<Vec<Option<OwnedForm<L::Value>>>, IndexError> {
         keys.iter().try_for_each(|key| L::check_key(key.borrow()))?;
         let keys: Vec<Octets> = keys.iter().map(|key| key_of::<L>(key.borrow())).collect();
         let found = self.values_of(&keys).await?.into_iter();
         found.map(|found| found.map(found_of::<L::Value>).transpose()).collect()
     }
 
-    async fn scan(&self, scan: &Scan<Owned<L::Key>>) -> Result<RecordsOf<Self>, IndexError> {
+    async fn scan(
+        &self,
+        scan: &ScanResult<OwnedForm<L::Key>>,
+    ) -> Result<RecordsOf<Self>, IndexError> {
         let (lower, upper) = (bound_of::<L>(&scan.lower), bound_of::<L>(&scan.upper));
-        let scan = Scan { lower, upper, reverse: scan.reverse, limit: scan.limit };
+        let scan = ScanResult { lower, upper, reverse: scan.reverse, limit: scan.limit };
         let records = self.records(&scan).await?.into_iter();
         let record = |(key, value): (Octets, Octets)| {
             let key = self.form.original(&key).ok_or(NO_KEY)?;

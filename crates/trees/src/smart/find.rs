@@ -4,12 +4,13 @@
 //! it is for the key; otherwise the slot is read again (smart.N3).
 
 use super::SmartIndex;
-use super::cache::{SlotOf, Start};
+use super::cache::{DescentStart, SlotOf};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_page::rules;
 use farleaf_page::{
-    Child, Layout, LeafCopy, Match, NodeCopy, NodeSize, Search, Slot, common_bytes,
+    Layout, LeafCopy, NodeCopy, NodeSize, PathMatch, RadixChild, RadixSlot, SlotSearch,
+    common_bytes,
 };
 use farleaf_pool::remote::{EntryHold, EntryLocks, Miss, reverse_of_leaf};
 
@@ -19,10 +20,10 @@ const MAX_STEPS: usize = 64;
 
 /// A slot, and what it leads to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'k> {
+pub(super) struct SlotPlace<'k> {
     /// Where the slot is.
     pub(super) at: GlobalAddr,
-    pub(super) slot: Slot,
+    pub(super) slot: RadixSlot,
     /// Which slot of a node it is; `None` for the root slot.
     pub(super) of: Option<SlotOf>,
     /// The key that the descent is for.
@@ -31,15 +32,15 @@ pub(super) struct Place<'k> {
     is_fresh: bool,
 }
 
-impl<'k> Place<'k> {
+impl<'k> SlotPlace<'k> {
     /// A slot that was free when this operation read it.
     pub(super) fn free(at: GlobalAddr, of: SlotOf, key: &'k [u8]) -> Self {
-        Self { at, slot: Slot::FREE, of: Some(of), key, is_fresh: true }
+        Self { at, slot: RadixSlot::FREE, of: Some(of), key, is_fresh: true }
     }
 
     /// The first slot of a node that this operation has put into the slot.
     pub(super) fn below(self, node: &NodeCopy) -> Self {
-        let slot = Slot::from_bits(node.slots[0]);
+        let slot = RadixSlot::from_bits(node.slots[0]);
         let of = Some(SlotOf { depth: node.path.len(), number: 0 });
         Self { at: node.slot_place(0), slot, of, ..self }
     }
@@ -57,9 +58,9 @@ impl<'k> Place<'k> {
 
 /// The result of a descent.
 #[derive(Debug)]
-pub(super) enum Found<'a, 'k> {
+pub(super) enum RadixDescent<'a, 'k> {
     /// The key's leaf, and the turn to change it (smart.O1), if it was asked for.
-    Leaf(LeafCopy, Option<EntryHold<'a>>, Place<'k>),
+    Leaf(LeafCopy, Option<EntryHold<'a>>, SlotPlace<'k>),
     /// The key has no leaf.
     None(Gap<'k>),
 }
@@ -68,12 +69,12 @@ pub(super) enum Found<'a, 'k> {
 #[derive(Debug)]
 pub(super) enum Gap<'k> {
     /// In a free slot.
-    Free(Place<'k>),
+    Free(SlotPlace<'k>),
     /// In a node of which all slots are in use.
     Full(NodeCopy),
     /// Below a new node in this slot, which leads to something with other keys.
     Above {
-        place: Place<'k>,
+        place: SlotPlace<'k>,
         /// How many bytes the key has in common with these.
         common: usize,
         /// Their next byte.
@@ -94,27 +95,33 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         &'a self,
         key: &'k [u8],
         turns: Option<&'a Arc<EntryLocks>>,
-    ) -> Result<Found<'a, 'k>, Miss> {
+    ) -> Result<RadixDescent<'a, 'k>, Miss> {
         self.fabric().charge(Work::VisitNode).await;
         let mut place = match self.cache(key).start(key) {
-            Start::Slot(at, slot, of) => Place { at, slot, of: Some(of), key, is_fresh: false },
-            Start::Root(slot) => Place { at: self.root, slot, of: None, key, is_fresh: false },
-            Start::Node(at, size, depth) => {
+            DescentStart::Slot(at, slot, of) => {
+                SlotPlace { at, slot, of: Some(of), key, is_fresh: false }
+            }
+            DescentStart::Root(slot) => {
+                SlotPlace { at: self.root, slot, of: None, key, is_fresh: false }
+            }
+            DescentStart::Node(at, size, depth) => {
                 let node = self.radix.read_radix_node(at, size).await?;
-                if node.header.depth != depth || node.header.compare(key) != Match::Same {
+                if node.header.depth != depth || node.header.compare(key) != PathMatch::Same {
                     return Err(Miss::Restart);
                 }
                 match self.in_node(key, node).await? {
                     Ok(place) => place,
-                    Err(gap) => return Ok(Found::None(gap)),
+                    Err(gap) => return Ok(RadixDescent::None(gap)),
                 }
             }
         };
         for _ in 0..MAX_STEPS + key.len() {
             match place.slot.child() {
-                Child::None if place.is_fresh => return Ok(Found::None(Gap::Free(place))),
-                Child::None => place = self.read_again(place).await?,
-                Child::Leaf => {
+                RadixChild::None if place.is_fresh => {
+                    return Ok(RadixDescent::None(Gap::Free(place)));
+                }
+                RadixChild::None => place = self.read_again(place).await?,
+                RadixChild::Leaf => {
                     let room = place.slot.leaf_room();
                     let hold = match turns {
                         Some(turns) => Some(self.radix.hold_entries_by(turns, room.at).await?),
@@ -128,24 +135,24 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                         let common = common_bytes(&leaf.key, key);
                         let byte = *leaf.key.get(common).ok_or(Miss::Restart)?;
                         match self.above(place, (common, byte), reverse).await? {
-                            Ok(gap) => return Ok(Found::None(gap)),
+                            Ok(gap) => return Ok(RadixDescent::None(gap)),
                             Err(again) => place = again,
                         }
                         continue;
                     }
                     match leaf.moved() {
-                        None => return Ok(Found::Leaf(leaf, hold, place)),
+                        None => return Ok(RadixDescent::Leaf(leaf, hold, place)),
                         Some(larger) => place = self.follow(place, larger)?,
                     }
                 }
-                Child::Node(size) => {
+                RadixChild::Node(size) => {
                     let node = self.radix.read_radix_node(place.slot.at(), size).await?;
                     self.check_reverse(&place, node.at, node.reverse);
                     match node.header.compare(key) {
-                        Match::Same if node.header.depth >= place.known() => {}
-                        Match::Differs(common, byte) => {
+                        PathMatch::Same if node.header.depth >= place.known() => {}
+                        PathMatch::Differs(common, byte) => {
                             match self.above(place, (common, byte), node.at).await? {
-                                Ok(gap) => return Ok(Found::None(gap)),
+                                Ok(gap) => return Ok(RadixDescent::None(gap)),
                                 Err(again) => place = again,
                             }
                             continue;
@@ -162,7 +169,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                     }
                     match self.in_node(key, node).await? {
                         Ok(next) => place = next,
-                        Err(gap) => return Ok(Found::None(gap)),
+                        Err(gap) => return Ok(RadixDescent::None(gap)),
                     }
                 }
             }
@@ -174,10 +181,10 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// another child.
     async fn above<'k>(
         &self,
-        place: Place<'k>,
+        place: SlotPlace<'k>,
         (common, byte): (usize, u8),
         reverse: GlobalAddr,
-    ) -> Result<Result<Gap<'k>, Place<'k>>, Miss> {
+    ) -> Result<Result<Gap<'k>, SlotPlace<'k>>, Miss> {
         let again = self.read_again(place).await?;
         Ok(match again.slot.at() == place.slot.at() {
             true if !(again.known()..again.key.len()).contains(&common) => {
@@ -190,14 +197,18 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 
     /// The place that leads to the leaf that took another one's place (radix.B4). Makes the slot
     /// lead there, too, if it leads to the other one.
-    pub(super) fn follow<'k>(&self, place: Place<'k>, larger: Slot) -> Result<Place<'k>, Miss> {
-        if larger.child() != Child::Leaf || larger.leaf_words() <= place.slot.leaf_words() {
+    pub(super) fn follow<'k>(
+        &self,
+        place: SlotPlace<'k>,
+        larger: RadixSlot,
+    ) -> Result<SlotPlace<'k>, Miss> {
+        if larger.child() != RadixChild::Leaf || larger.leaf_words() <= place.slot.leaf_words() {
             return Err(Miss::Restart);
         }
         let larger = larger.with_byte(place.slot.byte());
         self.radix.post_hint(place.at, place.slot.to_bits(), larger.to_bits());
         self.note(&place, larger);
-        Ok(Place { slot: larger, ..place })
+        Ok(SlotPlace { slot: larger, ..place })
     }
 
     /// The slot for `key` in a node that has just been read, or where it would be.
@@ -205,7 +216,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         &self,
         key: &'k [u8],
         node: NodeCopy,
-    ) -> Result<Result<Place<'k>, Gap<'k>>, Miss> {
+    ) -> Result<Result<SlotPlace<'k>, Gap<'k>>, Miss> {
         let mut node = node;
         while node.slots.len() < node.header.size.slots() {
             // It has grown (smart.N5).
@@ -215,37 +226,37 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         node.path = key[..depth].into();
         self.cache(key).admit(&node);
         Ok(match node.search(node.next_byte(key)) {
-            Search::At(number, slot) => Ok(Place {
+            SlotSearch::At(number, slot) => Ok(SlotPlace {
                 at: node.slot_place(number),
                 slot,
                 of: Some(SlotOf { depth, number }),
                 key,
                 is_fresh: true,
             }),
-            Search::Free(number) => {
+            SlotSearch::Free(number) => {
                 let is_next_free = node.slots.get(number + 1) == Some(&0);
                 let skips = self.fabric().breaks(rules::FIRST_FREE_SLOT) && is_next_free;
                 let number = number + usize::from(skips);
                 let of = SlotOf { depth, number };
-                Err(Gap::Free(Place::free(node.slot_place(number), of, key)))
+                Err(Gap::Free(SlotPlace::free(node.slot_place(number), of, key)))
             }
-            Search::Full if node.header.size == NodeSize::LARGEST => return Err(Miss::Restart),
-            Search::Full => Err(Gap::Full(node)),
+            SlotSearch::Full if node.header.size == NodeSize::LARGEST => return Err(Miss::Restart),
+            SlotSearch::Full => Err(Gap::Full(node)),
         })
     }
 
     /// READs a slot, unless this operation has read it.
-    async fn read_again<'k>(&self, place: Place<'k>) -> Result<Place<'k>, Miss> {
+    async fn read_again<'k>(&self, place: SlotPlace<'k>) -> Result<SlotPlace<'k>, Miss> {
         if place.is_fresh || self.fabric().breaks(rules::ABSENCE_READ) {
-            return Ok(Place { is_fresh: true, ..place });
+            return Ok(SlotPlace { is_fresh: true, ..place });
         }
         let slot = self.radix.read_slot(place.at).await?;
         self.note(&place, slot);
-        Ok(Place { slot, is_fresh: true, ..place })
+        Ok(SlotPlace { slot, is_fresh: true, ..place })
     }
 
     /// Keeps in the cache what a slot is now.
-    pub(super) fn note(&self, place: &Place<'_>, slot: Slot) {
+    pub(super) fn note(&self, place: &SlotPlace<'_>, slot: RadixSlot) {
         match place.of {
             Some(of) => self.cache(place.key).patch(&place.key[..of.depth], of.number, slot),
             None => self.cache(place.key).note_root(slot),
@@ -253,16 +264,16 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 
     /// Drops the cached copy of the node that has a slot.
-    pub(super) fn forget(&self, place: &Place<'_>) {
+    pub(super) fn forget(&self, place: &SlotPlace<'_>) {
         match place.of {
             Some(of) => self.cache(place.key).forget(&place.key[..of.depth]),
-            None => self.cache(place.key).note_root(Slot::FREE),
+            None => self.cache(place.key).note_root(RadixSlot::FREE),
         }
     }
 
     /// Compares a child's reverse pointer with the slot that the descent followed (smart.N6).
     /// Forgets a cached slot that is out of date, and corrects a reverse pointer that is.
-    fn check_reverse(&self, place: &Place<'_>, word: GlobalAddr, says: GlobalAddr) {
+    fn check_reverse(&self, place: &SlotPlace<'_>, word: GlobalAddr, says: GlobalAddr) {
         match (says == place.at, place.is_fresh) {
             (true, _) => {}
             (false, true) => self.radix.post_hint(word, says.to_bits(), place.at.to_bits()),

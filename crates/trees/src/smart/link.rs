@@ -5,10 +5,10 @@
 
 use super::SmartIndex;
 use super::cache::SlotOf;
-use super::find::{Gap, Place};
+use super::find::{Gap, SlotPlace};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
-use farleaf_page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Slot};
-use farleaf_pool::remote::{Miss, NodeRoom, RemoteError, Swapped};
+use farleaf_page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, RadixSlot};
+use farleaf_pool::remote::{Miss, NodeRoom, RemoteError, SlotSwap};
 use smallvec::SmallVec;
 
 /// Memory that an operation has taken and no slot leads to, as far as it knows.
@@ -82,7 +82,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     async fn link_node(
         &self,
         record: (&[u8], &[u8]),
-        place: Place<'_>,
+        place: SlotPlace<'_>,
         leaf: Option<LeafRoom>,
         (depth, byte): (usize, u8),
         spare: &mut Spare,
@@ -92,7 +92,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             None => *spare.node.insert(self.radix.take_node_room().await?),
         };
         self.fabric().charge(Work::RestructureNode).await;
-        let slot = leaf.map_or(Slot::FREE, |leaf| Slot::leaf(record.0[depth], leaf));
+        let slot = leaf.map_or(RadixSlot::FREE, |leaf| RadixSlot::leaf(record.0[depth], leaf));
         let slots = vec![place.slot.with_byte(byte).to_bits(), slot.to_bits(), 0, 0];
         let content = (&record.0[..depth], NodeSize::SMALLEST, slots);
         let node = NodeCopy::made(self.form, room.at, place.at, content);
@@ -106,7 +106,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             parts.push((leaf.at, new.words()));
         }
         self.write(&parts, spare).await?;
-        let slot = Slot::node(place.slot.byte(), room.at, NodeSize::SMALLEST);
+        let slot = RadixSlot::node(place.slot.byte(), room.at, NodeSize::SMALLEST);
         self.swap(&place, slot, leaf.is_some(), spare).await?;
         self.cache(record.0).admit(&node);
         Ok(node)
@@ -115,14 +115,14 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     async fn link_at(
         &self,
         record: (&[u8], &[u8]),
-        place: Place<'_>,
+        place: SlotPlace<'_>,
         leaf: LeafRoom,
         spare: &mut Spare,
     ) -> Result<(), Miss> {
         self.fabric().charge(Work::ChangeNode).await;
         let new_leaf = LeafCopy::first(self.form, leaf, place.at, record);
         self.write(&[(leaf.at, new_leaf.words())], spare).await?;
-        self.swap(&place, Slot::leaf(place.byte(), leaf), true, spare).await
+        self.swap(&place, RadixSlot::leaf(place.byte(), leaf), true, spare).await
     }
 
     /// WRITEs what no slot leads to yet.
@@ -142,13 +142,13 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// Makes a slot lead to a new leaf or node, `with_leaf` if the new leaf is there.
     async fn swap(
         &self,
-        place: &Place<'_>,
-        to: Slot,
+        place: &SlotPlace<'_>,
+        to: RadixSlot,
         with_leaf: bool,
         spare: &mut Spare,
     ) -> Result<(), Miss> {
         match self.radix.swap_slot(place.at, place.slot, to).await {
-            Ok(Swapped::Done) => {
+            Ok(SlotSwap::Done) => {
                 if spare.node.is_some_and(|room| room.at == to.at()) {
                     spare.node = None;
                 }
@@ -158,16 +158,16 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 self.note(place, to);
                 Ok(())
             }
-            Ok(Swapped::Not) => {
+            Ok(SlotSwap::Not) => {
                 // Whatever is there now is not cached.
                 self.forget(place);
                 Err(Miss::Restart)
             }
-            Ok(Swapped::Unknown) if !with_leaf => {
+            Ok(SlotSwap::Unknown) if !with_leaf => {
                 spare.node = None; // lost, or in the tree
                 Err(Miss::Restart)
             }
-            Ok(Swapped::Unknown) => {
+            Ok(SlotSwap::Unknown) => {
                 spare.in_doubt = true;
                 Err(Miss::Restart)
             }
@@ -182,14 +182,14 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 
     /// Makes room in a node of which all slots are in use: the first slot of the next size
     /// (smart.N5).
-    async fn grow<'k>(&self, node: NodeCopy, key: &'k [u8]) -> Result<Place<'k>, Miss> {
+    async fn grow<'k>(&self, node: NodeCopy, key: &'k [u8]) -> Result<SlotPlace<'k>, Miss> {
         let header = node.header.clone();
         let size = header.size.grown().ok_or(Miss::Restart)?;
         let mut grown = header.clone();
         grown.size = size;
         let place = node.at.plus(8);
         let (from, to) = (header.to_bits(self.form), grown.to_bits(self.form));
-        if self.radix.swap_word(place, from, to).await? == Swapped::Not {
+        if self.radix.swap_word(place, from, to).await? == SlotSwap::Not {
             return Err(Miss::Restart);
         }
         let number = header.size.slots();
@@ -197,7 +197,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         node.slots.resize(size.slots(), 0);
         self.cache(key).admit(&node);
         let of = SlotOf { depth: header.depth, number };
-        Ok(Place::free(node.slot_place(number), of, key))
+        Ok(SlotPlace::free(node.slot_place(number), of, key))
     }
 
     /// Takes back what an operation has not linked (radix.M2).

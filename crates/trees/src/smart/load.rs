@@ -9,15 +9,17 @@
 use super::SmartIndex;
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr};
 use farleaf_index::{IndexError, check_fill};
-use farleaf_page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, Slot, common_bytes};
-use farleaf_pool::remote::{Miss, NodeRoom, RemoteError, Swapped};
+use farleaf_page::{
+    Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, RadixSlot, common_bytes,
+};
+use farleaf_pool::remote::{Miss, NodeRoom, RemoteError, SlotSwap};
 use farleaf_pool::wire::Refusal;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
 /// A node whose last child may still come.
 #[derive(Debug)]
-struct Open {
+struct OpenRadixNode {
     room: NodeRoom,
     path: Octets,
     slots: Vec<u64>,
@@ -25,19 +27,19 @@ struct Open {
 
 /// A part of the tree whose parent is not known yet.
 #[derive(Debug)]
-enum Part {
+enum UnlinkedSubtree {
     Leaf(LeafRoom, (Octets, Octets)),
-    Node(Open),
+    Node(OpenRadixNode),
 }
 
-type Words = SmallVec<[u64; 8]>;
+type NodeWords = SmallVec<[u64; 8]>;
 
-struct Load<'a, F: Fabric, L: Layout> {
+struct RadixLoad<'a, F: Fabric, L: Layout> {
     index: &'a SmartIndex<F, L>,
-    open: Vec<Open>,
+    open: Vec<OpenRadixNode>,
     /// The part with the last key.
-    last: Option<Part>,
-    in_flight: VecDeque<(GlobalAddr, Words, F::Op<Buffer>)>,
+    last: Option<UnlinkedSubtree>,
+    in_flight: VecDeque<(GlobalAddr, NodeWords, F::Op<Buffer>)>,
     /// Memory of the load that no WRITE in flight may change, but for those above (radix.M2).
     leaves: Vec<LeafRoom>,
     nodes: Vec<NodeRoom>,
@@ -57,7 +59,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         let (open, last, in_flight) = (Vec::new(), None, VecDeque::new());
         let (leaves, nodes) = (Vec::new(), Vec::new());
         let may_be_shown = false;
-        let mut load = Load { index: self, open, last, in_flight, leaves, nodes, may_be_shown };
+        let mut load =
+            RadixLoad { index: self, open, last, in_flight, leaves, nodes, may_be_shown };
         let outcome = load.all(records).await;
         // Once the root slot may lead there, the memory belongs to the tree.
         let in_doubt = load.may_be_shown && matches!(outcome, Err(IndexError::Indeterminate(_)));
@@ -71,7 +74,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// other compute servers may have in their caches.
     async fn check_free(&self) -> Result<(), RemoteError> {
         match self.radix.read_slot(self.root).await? {
-            Slot::FREE => Ok(()),
+            RadixSlot::FREE => Ok(()),
             _ => Err(self.not_empty()),
         }
     }
@@ -81,7 +84,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> Load<'_, F, L> {
+impl<F: Fabric, L: Layout> RadixLoad<'_, F, L> {
     async fn all(
         &mut self,
         records: impl Iterator<Item = Result<(Octets, Octets), IndexError>>,
@@ -100,11 +103,11 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
                 size.ok_or(IndexError::InvalidArgument("a leaf has no room for a record"))?;
             let leaf = self.index.radix.take_leaf(size).await?;
             self.leaves.push(leaf);
-            self.last = Some(Part::Leaf(leaf, (key.clone(), value)));
+            self.last = Some(UnlinkedSubtree::Leaf(leaf, (key.clone(), value)));
             (before, count) = (Some(key), count + 1);
         }
         while let Some(node) = self.close_last().await? {
-            self.last = Some(Part::Node(node));
+            self.last = Some(UnlinkedSubtree::Node(node));
         }
         if let Some(top) = self.last.take() {
             let top = self.near(top, 0).await?;
@@ -122,12 +125,12 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         while self.open.last().is_some_and(|open| open.path.len() > common)
             && let Some(node) = self.close_last().await?
         {
-            self.last = Some(Part::Node(node));
+            self.last = Some(UnlinkedSubtree::Node(node));
         }
         if self.open.last().is_none_or(|open| open.path.len() < common) {
             let room = self.index.radix.take_node_room().await?;
             let path = Octets::from_slice(&key[..common]);
-            self.open.push(Open { room, path, slots: Vec::new() });
+            self.open.push(OpenRadixNode { room, path, slots: Vec::new() });
         }
         self.add_last().await
     }
@@ -139,8 +142,8 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         let last = self.near(last, depth + 1).await?;
         let Some(open) = self.open.last() else { return Ok(()) };
         let path = match &last {
-            Part::Leaf(_, (key, _)) => key,
-            Part::Node(node) => &node.path,
+            UnlinkedSubtree::Leaf(_, (key, _)) => key,
+            UnlinkedSubtree::Node(node) => &node.path,
         };
         let byte = path.get(depth).copied().unwrap_or(0);
         let place = NodeCopy::place_in(self.index.form, open.room.at, open.slots.len());
@@ -153,10 +156,14 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
 
     /// Puts nodes above a part whose slot will be for keys that have `known` bytes in common, if it
     /// has too little of its path for that slot.
-    async fn near(&mut self, part: Part, known: usize) -> Result<Part, IndexError> {
+    async fn near(
+        &mut self,
+        part: UnlinkedSubtree,
+        known: usize,
+    ) -> Result<UnlinkedSubtree, IndexError> {
         let mut part = part;
         let most = self.index.form.most_tail();
-        while let Part::Node(node) = &part
+        while let UnlinkedSubtree::Node(node) = &part
             && node.path.len() > known + most
         {
             let depth = node.path.len() - most - 1;
@@ -170,31 +177,36 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
             };
             let place = NodeCopy::place_in(self.index.form, room.at, 0);
             let slot = self.write(part, place, byte).await?;
-            part = Part::Node(Open { room, path, slots: vec![slot.to_bits()] });
+            part = UnlinkedSubtree::Node(OpenRadixNode { room, path, slots: vec![slot.to_bits()] });
         }
         Ok(part)
     }
 
     /// Puts the last part into the deepest open node, and takes the node out: it is complete.
-    async fn close_last(&mut self) -> Result<Option<Open>, IndexError> {
+    async fn close_last(&mut self) -> Result<Option<OpenRadixNode>, IndexError> {
         self.add_last().await?;
         Ok(self.open.pop())
     }
 
     /// Posts the WRITE of a part whose slot will be at `place`. Returns the slot.
-    async fn write(&mut self, part: Part, place: GlobalAddr, byte: u8) -> Result<Slot, IndexError> {
-        let (at, words, slot): (_, Words, _) = match part {
-            Part::Leaf(room, (key, value)) => {
+    async fn write(
+        &mut self,
+        part: UnlinkedSubtree,
+        place: GlobalAddr,
+        byte: u8,
+    ) -> Result<RadixSlot, IndexError> {
+        let (at, words, slot): (_, NodeWords, _) = match part {
+            UnlinkedSubtree::Leaf(room, (key, value)) => {
                 let leaf = LeafCopy::first(self.index.form, room, place, (&key, &value));
-                (room.at, leaf.words(), Slot::leaf(byte, room))
+                (room.at, leaf.words(), RadixSlot::leaf(byte, room))
             }
-            Part::Node(Open { room, path, slots }) => {
+            UnlinkedSubtree::Node(OpenRadixNode { room, path, slots }) => {
                 let size = NodeSize::for_slots(slots.len());
                 let node = NodeCopy::made(self.index.form, room.at, place, (&path, size, slots));
-                let mut words: Words = node.words().collect();
+                let mut words: NodeWords = node.words().collect();
                 words.resize(words.len().max(room.used_words), 0);
                 self.nodes.push(NodeRoom { used_words: words.len(), ..room });
-                (room.at, words, Slot::node(byte, room.at, size))
+                (room.at, words, RadixSlot::node(byte, room.at, size))
             }
         };
         let most = (self.index.fabric().depth() / 3).max(1);
@@ -228,7 +240,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     }
 
     /// WRITEs again what may still land from an earlier WRITE.
-    async fn write_again(&self, at: GlobalAddr, words: Words) -> Result<(), RemoteError> {
+    async fn write_again(&self, at: GlobalAddr, words: NodeWords) -> Result<(), RemoteError> {
         let radix = &self.index.radix;
         radix.fabric().counters().count_retry();
         radix.fabric().reset(at.server()).await?;
@@ -253,15 +265,15 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
     }
 
     /// Makes the root slot lead to the tree.
-    async fn show(&self, slot: Slot) -> Result<(), IndexError> {
+    async fn show(&self, slot: RadixSlot) -> Result<(), IndexError> {
         let index = self.index;
-        let swap = async || match index.radix.swap_slot(index.root, Slot::FREE, slot).await? {
-            Swapped::Done => Ok(()),
-            Swapped::Not => match index.check_free().await {
+        let swap = async || match index.radix.swap_slot(index.root, RadixSlot::FREE, slot).await? {
+            SlotSwap::Done => Ok(()),
+            SlotSwap::Not => match index.check_free().await {
                 Ok(()) => Err(Miss::Restart),
                 Err(error) => Err(error.into()),
             },
-            Swapped::Unknown => Err(index.not_empty().after_a_change(index.root.server()).into()),
+            SlotSwap::Unknown => Err(index.not_empty().after_a_change(index.root.server()).into()),
         };
         index.radix.attempts(swap).await?;
         index.sides.note_root(slot);
@@ -278,7 +290,7 @@ impl<F: Fabric, L: Layout> Load<'_, F, L> {
         }
         let unwritten = self.open.into_iter().map(|open| open.room);
         let unwritten = unwritten.chain(match self.last {
-            Some(Part::Node(open)) => Some(open.room),
+            Some(UnlinkedSubtree::Node(open)) => Some(open.room),
             _ => None,
         });
         self.nodes.into_iter().chain(unwritten).for_each(|room| radix.give_back_node(room));

@@ -1,46 +1,50 @@
 //! Operations on one key.
 
 use super::SmartIndex;
-use super::find::Found;
+use super::find::RadixDescent;
 use super::link::Spare;
-use super::together::{Answers, only};
+use super::together::{GroupAnswers, only};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
-use farleaf_page::{Action, Answer, LEAF_WORDS, Layout, LeafCopy, Octets, Slot};
-use farleaf_pool::remote::{EntryHold, Miss, To};
+use farleaf_page::{EditAction, EditAnswer, LEAF_WORDS, Layout, LeafCopy, Octets, RadixSlot};
+use farleaf_pool::remote::{EntryHold, LeafChange, Miss};
 use std::cell::Cell;
 
 /// The most bytes that a value which has outgrown its leaf gets beyond its length.
-const MOST_ROOM: usize = 1_024;
+const MAX_ROOM: usize = 1_024;
 
 /// What operations make of a key, one after the other.
 struct Effect {
     value: Option<Octets>,
     /// Whether one of them was applied.
     changes: bool,
-    answers: Answers<Answer<Octets>>,
+    answers: GroupAnswers<EditAnswer<Octets>>,
 }
 
 /// What `action` makes of a key that has the value `found`: the value, if it is applied, and the
 /// answer.
 fn change_of(
-    action: &Action<Octets>,
+    action: &EditAction<Octets>,
     found: Option<Octets>,
-) -> (Option<Option<Octets>>, Answer<Octets>) {
+) -> (Option<Option<Octets>>, EditAnswer<Octets>) {
     let to = match (action, found) {
-        (Action::Get, found) => return (None, Answer::from_lookup(found)),
-        (Action::Insert(_), Some(_)) | (Action::Update(_) | Action::Remove, None) => None,
-        (Action::Insert(value), None)
-        | (Action::Update(value), Some(_))
-        | (Action::Upsert(value), _) => Some(Some(value.clone())),
-        (Action::Remove, Some(_)) => Some(None),
-        (Action::CompareExchange(old, new), Some(value)) if value == *old => {
+        (EditAction::Get, found) => return (None, EditAnswer::from_lookup(found)),
+        (EditAction::Insert(_), Some(_)) | (EditAction::Update(_) | EditAction::Remove, None) => {
+            None
+        }
+        (EditAction::Insert(value), None)
+        | (EditAction::Update(value), Some(_))
+        | (EditAction::Upsert(value), _) => Some(Some(value.clone())),
+        (EditAction::Remove, Some(_)) => Some(None),
+        (EditAction::CompareExchange(old, new), Some(value)) if value == *old => {
             Some(Some(new.clone()))
         }
-        (Action::CompareExchange(..), found) => return (None, Answer { applied: false, found }),
+        (EditAction::CompareExchange(..), found) => {
+            return (None, EditAnswer { applied: false, found });
+        }
     };
-    let answer = Answer::from_change(to.is_some());
+    let answer = EditAnswer::from_change(to.is_some());
     (to, answer)
 }
 
@@ -60,8 +64,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 
     async fn look_up(&self, key: &[u8]) -> Result<Option<Octets>, IndexError> {
         let attempt = async || match self.find(key, None).await? {
-            Found::Leaf(leaf, ..) => Ok(leaf.found()),
-            Found::None(_) => Ok(None),
+            RadixDescent::Leaf(leaf, ..) => Ok(leaf.found()),
+            RadixDescent::None(_) => Ok(None),
         };
         Ok(self.radix.attempts(attempt).await?)
     }
@@ -105,11 +109,11 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     pub(super) async fn change(
         &self,
         key: &[u8],
-        action: Action<Octets>,
-    ) -> Result<Answer<Octets>, IndexError> {
+        action: EditAction<Octets>,
+    ) -> Result<EditAnswer<Octets>, IndexError> {
         self.settle_doubts().await;
         let server = self.root.server();
-        let change = async |actions: &[Action<Octets>], posted: &Cell<bool>| {
+        let change = async |actions: &[EditAction<Octets>], posted: &Cell<bool>| {
             self.change_together(key, actions, posted).await
         };
         if !self.combines {
@@ -125,9 +129,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     async fn change_together(
         &self,
         key: &[u8],
-        actions: &[Action<Octets>],
+        actions: &[EditAction<Octets>],
         posted: &Cell<bool>,
-    ) -> Result<Answers<Answer<Octets>>, IndexError> {
+    ) -> Result<GroupAnswers<EditAnswer<Octets>>, IndexError> {
         let mut spare = Spare::default();
         let attempt = async || self.try_change(key, actions, &mut spare, posted).await;
         let outcome = self.radix.attempts(attempt).await;
@@ -143,10 +147,10 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     async fn try_change(
         &self,
         key: &[u8],
-        actions: &[Action<Octets>],
+        actions: &[EditAction<Octets>],
         spare: &mut Spare,
         posted: &Cell<bool>,
-    ) -> Result<Answers<Answer<Octets>>, Miss> {
+    ) -> Result<GroupAnswers<EditAnswer<Octets>>, Miss> {
         let turns = self.is_divided.then(|| &self.sides.of(key).turns);
         let found = self.find(key, turns).await?;
         if spare.in_doubt && self.has_linked(&found, spare).await? {
@@ -156,8 +160,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         }
         spare.in_doubt = false;
         let before = match &found {
-            Found::Leaf(leaf, ..) => leaf.found(),
-            Found::None(_) => None,
+            RadixDescent::Leaf(leaf, ..) => leaf.found(),
+            RadixDescent::None(_) => None,
         };
         let is_absent = before.is_none();
         let Effect { value, changes, answers } = self.effect_of(actions, before);
@@ -165,17 +169,19 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             return Ok(answers);
         }
         match (found, value) {
-            (Found::Leaf(leaf, hold, place), Some(value)) if !leaf.has_room(&value) => {
+            (RadixDescent::Leaf(leaf, hold, place), Some(value)) if !leaf.has_room(&value) => {
                 // Twice the room, so that a value that grows step by step leaves little behind.
                 let mut wanted = value.clone();
-                wanted.resize(value.len().max(2 * leaf.value.len()).min(MOST_ROOM), 0);
+                wanted.resize(value.len().max(2 * leaf.value.len()).min(MAX_ROOM), 0);
                 let wanted = if wanted.len() < value.len() { &value } else { &wanted };
                 let room = self.spare_leaf((key, wanted), spare).await?;
                 let new = LeafCopy::first(self.form, room, place.at, (key, &value));
                 self.write(&[(room.at, new.words())], spare).await?;
                 // Once the old leaf may lead there, the memory belongs to the tree.
                 let lost = spare.leaf.take();
-                if let Err(error) = self.write_leaf((leaf, hold), To::Leaf(room), posted).await {
+                if let Err(error) =
+                    self.write_leaf((leaf, hold), LeafChange::Leaf(room), posted).await
+                {
                     // An earlier attempt may have posted another change.
                     if !posted.get() || matches!(error, Miss::Restart) {
                         spare.leaf = lost;
@@ -183,19 +189,19 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                     return Err(error);
                 }
                 // Until the slot leads there, operations go by the old leaf.
-                drop(self.follow(place, Slot::leaf(0, room)));
+                drop(self.follow(place, RadixSlot::leaf(0, room)));
             }
-            (Found::Leaf(leaf, hold, _), Some(value)) => {
-                self.write_leaf((leaf, hold), To::Value(&value), posted).await?;
+            (RadixDescent::Leaf(leaf, hold, _), Some(value)) => {
+                self.write_leaf((leaf, hold), LeafChange::Value(&value), posted).await?;
             }
-            (Found::Leaf(leaf, hold, _), None) => {
-                self.write_leaf((leaf, hold), To::Absent, posted).await?;
+            (RadixDescent::Leaf(leaf, hold, _), None) => {
+                self.write_leaf((leaf, hold), LeafChange::Absent, posted).await?;
             }
-            (Found::None(gap), Some(value)) => {
+            (RadixDescent::None(gap), Some(value)) => {
                 posted.set(true);
                 self.link((key, &value), gap, spare).await?;
             }
-            (Found::None(_), None) => {}
+            (RadixDescent::None(_), None) => {}
         }
         Ok(answers)
     }
@@ -204,7 +210,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     async fn write_leaf(
         &self,
         (leaf, hold): (LeafCopy, Option<EntryHold<'_>>),
-        to: To<'_>,
+        to: LeafChange<'_>,
         posted: &Cell<bool>,
     ) -> Result<(), Miss> {
         match hold {
@@ -224,19 +230,19 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 
     /// Whether the leaf of an earlier attempt, whose CAS has an unknown outcome, is in the tree.
-    async fn has_linked(&self, found: &Found<'_, '_>, spare: &Spare) -> Result<bool, Miss> {
+    async fn has_linked(&self, found: &RadixDescent<'_, '_>, spare: &Spare) -> Result<bool, Miss> {
         Ok(match (found, spare.leaf) {
-            (Found::Leaf(leaf, ..), Some(own)) if leaf.room == own => true,
+            (RadixDescent::Leaf(leaf, ..), Some(own)) if leaf.room == own => true,
             // Another client may have found it and moved it since (radix.B4).
-            (Found::Leaf(..), Some(own)) if own.words() > LEAF_WORDS => {
+            (RadixDescent::Leaf(..), Some(own)) if own.words() > LEAF_WORDS => {
                 self.radix.read_leaf(own).await?.moved().is_some()
             }
             _ => false,
         })
     }
 
-    fn effect_of(&self, actions: &[Action<Octets>], before: Option<Octets>) -> Effect {
-        let (mut value, mut changes, mut answers) = (before.clone(), false, Answers::new());
+    fn effect_of(&self, actions: &[EditAction<Octets>], before: Option<Octets>) -> Effect {
+        let (mut value, mut changes, mut answers) = (before.clone(), false, GroupAnswers::new());
         for action in actions {
             let alike = self.fabric().breaks(rules::COMBINED_IN_ORDER);
             let found = if alike { before.clone() } else { value.clone() };

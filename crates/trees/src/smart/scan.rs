@@ -12,9 +12,10 @@
 use super::SmartIndex;
 use super::cache::KnownNode;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, Work};
-use farleaf_index::{IndexError, Scan};
+use farleaf_index::{IndexError, ScanResult};
 use farleaf_page::{
-    Child, Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, Slot, just_after, just_before,
+    Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, RadixChild, RadixSlot, just_after,
+    just_before,
 };
 use farleaf_pool::remote::{Miss, node_of};
 use std::collections::{BTreeMap, VecDeque};
@@ -36,7 +37,7 @@ fn is_up_to(low: &[u8], high: &[u8]) -> bool {
 
 impl Rest {
     /// `None` if no key is within the bounds.
-    fn of(scan: &Scan<Octets>) -> Option<Self> {
+    fn of(scan: &ScanResult<Octets>) -> Option<Self> {
         let low = match &scan.lower {
             Bound::Unbounded => Octets::new(),
             Bound::Included(key) => key.clone(),
@@ -103,10 +104,10 @@ impl Rest {
     /// # Errors
     /// [`Miss::Restart`] if two slots are for the same byte, which only a damaged node has
     /// (smart.N2).
-    fn children(&self, node: &NodeCopy) -> Result<Vec<Slot>, Miss> {
+    fn children(&self, node: &NodeCopy) -> Result<Vec<RadixSlot>, Miss> {
         let slots = node.in_use().map(|(_, slot)| slot);
         let wanted = slots.filter(|slot| self.wants(&node.path, slot.byte()));
-        let mut slots: Vec<Slot> = wanted.collect();
+        let mut slots: Vec<RadixSlot> = wanted.collect();
         slots.sort_unstable_by_key(|slot| self.place_of(slot.byte()));
         match slots.windows(2).any(|pair| pair[0].byte() == pair[1].byte()) {
             true => Err(Miss::Restart),
@@ -115,29 +116,29 @@ impl Rest {
     }
 
     /// Those of a node's leaves that may have keys of the range, in the order of the scan.
-    fn wanted(&self, path: &[u8], mut leaves: Vec<Slot>) -> Vec<LeafRoom> {
+    fn wanted(&self, path: &[u8], mut leaves: Vec<RadixSlot>) -> Vec<LeafRoom> {
         leaves.retain(|slot| self.wants(path, slot.byte()));
         leaves.sort_unstable_by_key(|slot| self.place_of(slot.byte()));
-        leaves.into_iter().map(Slot::leaf_room).collect()
+        leaves.into_iter().map(RadixSlot::leaf_room).collect()
     }
 }
 
 /// What is next in a scan.
 #[derive(Clone, Debug)]
-enum Next {
+enum NextInScan {
     /// A node, and what the path begins with that it must have.
     Node(GlobalAddr, NodeSize, Octets),
     Leaf(LeafRoom),
     Record(Octets, Octets),
 }
 
-impl Next {
+impl NextInScan {
     /// What a slot leads to; `None` if it is free. `parent` is the path of the slot's node.
-    fn of(slot: Slot, parent: Option<&[u8]>) -> Option<Self> {
+    fn of(slot: RadixSlot, parent: Option<&[u8]>) -> Option<Self> {
         match slot.child() {
-            Child::None => None,
-            Child::Leaf => Some(Self::Leaf(slot.leaf_room())),
-            Child::Node(size) => {
+            RadixChild::None => None,
+            RadixChild::Leaf => Some(Self::Leaf(slot.leaf_room())),
+            RadixChild::Node(size) => {
                 let known = parent.map(|path| path.iter().copied().chain([slot.byte()]).collect());
                 Some(Self::Node(slot.at(), size, known.unwrap_or_default()))
             }
@@ -166,7 +167,7 @@ type Early = BTreeMap<GlobalAddr, LeafCopy>;
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     pub(super) async fn records(
         &self,
-        scan: &Scan<Octets>,
+        scan: &ScanResult<Octets>,
     ) -> Result<Vec<(Octets, Octets)>, IndexError> {
         let (mut rest, mut records) = (Rest::of(scan), Vec::new());
         let attempt = async || self.go_on(&mut rest, scan.limit, &mut records).await;
@@ -188,13 +189,13 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             let (path, mut ahead, leaves) = match self.cache(&first).node_of(&first) {
                 Some(KnownNode { at, size, path, leaves }) => {
                     let leaves = range.wanted(&path, leaves);
-                    let node = Next::Node(at, size, path.clone());
+                    let node = NextInScan::Node(at, size, path.clone());
                     (path, VecDeque::from([node]), leaves)
                 }
                 None => {
                     let slot = self.radix.read_slot(self.root).await?;
                     self.cache(&first).note_root(slot);
-                    (Octets::new(), Next::of(slot, None).into_iter().collect(), Vec::new())
+                    (Octets::new(), NextInScan::of(slot, None).into_iter().collect(), Vec::new())
                 }
             };
             let mut leaves = Some(leaves);
@@ -203,8 +204,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 let leaves = leaves.take().unwrap_or_default();
                 self.read_ahead(&range, room, &mut ahead, leaves).await?;
                 while records.len() < limit
-                    && let Some(Next::Record(key, value)) =
-                        ahead.pop_front_if(|next| matches!(next, Next::Record(..)))
+                    && let Some(NextInScan::Record(key, value)) =
+                        ahead.pop_front_if(|next| matches!(next, NextInScan::Record(..)))
                 {
                     *rest = range.behind(&key);
                     records.push((key, value));
@@ -223,7 +224,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         &self,
         range: &Rest,
         room: usize,
-        ahead: &mut VecDeque<Next>,
+        ahead: &mut VecDeque<NextInScan>,
         leaves: Vec<LeafRoom>,
     ) -> Result<(), Miss> {
         let most = room.min((self.fabric().depth() / 2).max(1));
@@ -232,9 +233,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             && let Some(next) = ahead.front()
         {
             let operation = match next {
-                Next::Node(at, size, _) => self.post_node(*at, *size).map(Some),
-                Next::Leaf(leaf) => self.radix.post_leaf(*leaf).map(Some),
-                Next::Record(..) => Ok(None),
+                NextInScan::Node(at, size, _) => self.post_node(*at, *size).map(Some),
+                NextInScan::Leaf(leaf) => self.radix.post_leaf(*leaf).map(Some),
+                NextInScan::Record(..) => Ok(None),
             };
             // Without a buffer, the first READ waits for one.
             let operation = match operation {
@@ -258,10 +259,10 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             };
             // No buffer is kept while a READ that is repeated may wait for one (R5).
             let copy = match (&next, buffer) {
-                (Next::Leaf(leaf), Some(buffer)) => {
+                (NextInScan::Leaf(leaf), Some(buffer)) => {
                     self.radix.leaf_in(*leaf, &buffer).map(Copied::Leaf)
                 }
-                (Next::Node(at, ..), Some(buffer)) => {
+                (NextInScan::Node(at, ..), Some(buffer)) => {
                     node_of(self.form, *at, &buffer).map(Copied::Node)
                 }
                 _ => None,
@@ -289,21 +290,21 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     async fn open(
         &self,
         range: &Rest,
-        next: Next,
+        next: NextInScan,
         copy: Option<Copied>,
         early: &Early,
-        content: &mut Vec<Next>,
+        content: &mut Vec<NextInScan>,
     ) -> Result<(), Miss> {
         match (next, copy) {
-            (record @ Next::Record(..), _) => content.push(record),
-            (Next::Leaf(_), Some(Copied::Leaf(leaf))) => {
+            (record @ NextInScan::Record(..), _) => content.push(record),
+            (NextInScan::Leaf(_), Some(Copied::Leaf(leaf))) => {
                 content.extend(self.record_of(range, leaf).await?);
             }
-            (Next::Leaf(at), _) => {
+            (NextInScan::Leaf(at), _) => {
                 let leaf = self.radix.read_leaf(at).await?;
                 content.extend(self.record_of(range, leaf).await?);
             }
-            (Next::Node(at, size, known), copy) => {
+            (NextInScan::Node(at, size, known), copy) => {
                 let mut node = match copy {
                     Some(Copied::Node(node)) => node,
                     _ => self.radix.read_radix_node(at, size).await?,
@@ -315,10 +316,10 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 self.cache(&range.nearest(&node.path)).admit(&node);
                 for slot in range.children(&node)? {
                     match early.get(&slot.at()) {
-                        Some(leaf) if slot.child() == Child::Leaf => {
+                        Some(leaf) if slot.child() == RadixChild::Leaf => {
                             content.extend(self.record_of(range, leaf.clone()).await?);
                         }
-                        _ => content.extend(Next::of(slot, Some(&node.path))),
+                        _ => content.extend(NextInScan::of(slot, Some(&node.path))),
                     }
                 }
             }
@@ -327,7 +328,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 
     /// The record of a leaf, or of the one that took its place, if it is in the range.
-    async fn record_of(&self, range: &Rest, leaf: LeafCopy) -> Result<Option<Next>, Miss> {
+    async fn record_of(&self, range: &Rest, leaf: LeafCopy) -> Result<Option<NextInScan>, Miss> {
         let mut leaf = leaf;
         while let Some(larger) = leaf.moved() {
             if larger.leaf_words() <= leaf.room.words() {
@@ -336,7 +337,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             leaf = self.radix.read_leaf(larger.leaf_room()).await?;
         }
         let value = leaf.found().filter(|_| range.has(&leaf.key));
-        Ok(value.map(|value| Next::Record(leaf.key, value)))
+        Ok(value.map(|value| NextInScan::Record(leaf.key, value)))
     }
 
     fn post_node(&self, at: GlobalAddr, size: NodeSize) -> Result<F::Op<Buffer>, FabricError> {
@@ -390,7 +391,8 @@ mod tests {
                     std::ops::RangeBounds::contains(&(lower.clone(), upper.clone()), *key)
                 };
                 let mut expected: Vec<&Octets> = keys.iter().filter(is_within).collect();
-                let scan = Scan { lower: lower.clone(), upper: upper.clone(), reverse, limit: 999 };
+                let scan =
+                    ScanResult { lower: lower.clone(), upper: upper.clone(), reverse, limit: 999 };
                 let (mut rest, mut found) = (Rest::of(&scan), Vec::new());
                 while let Some(range) = rest {
                     let first = range.first();

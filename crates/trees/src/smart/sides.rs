@@ -3,20 +3,20 @@
 //! *Invariants*
 //! - smart.O1. In the partitioned form, a key belongs to the compute server whose range has it. Its
 //!   leaf is changed only in a turn of that compute server.
-//! - smart.O2. A partitioned index is open to one compute side only ([`AllSides`]).
+//! - smart.O2. A partitioned index is open to one compute side only ([`PerServer`]).
 //!
 //! *Thread safety*: shared by all threads of a process.
 
 use super::SmartOptions;
 use super::cache::SmartCache;
 use super::together::Groups;
-use crate::sides::{AllSides, Refusals, Sides};
+use crate::sides::{ClientSides, PerServer, SideErrors};
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
-use farleaf_page::{Action, Answer, Octets, Slot};
+use farleaf_page::{EditAction, EditAnswer, Octets, RadixSlot};
 use farleaf_pool::remote::EntryLocks;
 
-const REFUSALS: Refusals = Refusals {
+const REFUSALS: SideErrors = SideErrors {
     is_divided: "the keys of this index are divided among compute servers: open it as p-smart",
     is_shared: "the compute servers of this index share all keys: open it as smart",
     too_many: "p-smart has at most 65,535 boundaries",
@@ -24,15 +24,15 @@ const REFUSALS: Refusals = Refusals {
 
 /// What the clients of one compute server share.
 #[derive(Debug)]
-pub(super) struct Side {
+pub(super) struct RadixSide {
     pub(super) cache: SmartCache,
     pub(super) lookups: Groups<(), Option<Octets>>,
-    pub(super) changes: Groups<Action<Octets>, Answer<Octets>>,
+    pub(super) changes: Groups<EditAction<Octets>, EditAnswer<Octets>>,
     /// Turns at the leaves that only this compute server changes.
     pub(super) turns: Arc<EntryLocks>,
 }
 
-impl Side {
+impl RadixSide {
     fn new(cache_bytes: u64) -> Self {
         Self {
             cache: SmartCache::new(cache_bytes),
@@ -47,19 +47,19 @@ impl Side {
 #[derive(Clone, Debug)]
 pub struct SmartCompute {
     options: SmartOptions,
-    pub(super) all: Arc<AllSides<Octets, Side>>,
+    pub(super) all: Arc<PerServer<Octets, RadixSide>>,
 }
 
 impl SmartCompute {
     /// With `boundaries`, each compute server owns a range of keys.
     ///
     /// # Errors
-    /// Those of [`AllSides::new`].
+    /// Those of [`PerServer::new`].
     pub(super) fn new(
         options: SmartOptions,
         boundaries: Option<Vec<Octets>>,
     ) -> Result<Self, IndexError> {
-        Ok(Self { options, all: AllSides::new(boundaries, &REFUSALS)? })
+        Ok(Self { options, all: PerServer::new(boundaries, &REFUSALS)? })
     }
 
     pub(super) fn options(&self) -> SmartOptions {
@@ -67,8 +67,8 @@ impl SmartCompute {
     }
 
     /// The sides that a client on a compute server takes.
-    pub(super) fn sides(&self, compute_server: u16) -> OwnSides {
-        self.all.sides(compute_server, || Side::new(self.options.cache_bytes))
+    pub(super) fn sides(&self, compute_server: u16) -> ClientRadixSides {
+        self.all.sides(compute_server, || RadixSide::new(self.options.cache_bytes))
     }
 
     pub(super) fn cached_bytes(&self) -> u64 {
@@ -77,17 +77,17 @@ impl SmartCompute {
 }
 
 /// The sides that one client takes.
-pub(super) type OwnSides = Sides<Octets, Side>;
+pub(super) type ClientRadixSides = ClientSides<Octets, RadixSide>;
 
-impl OwnSides {
+impl ClientRadixSides {
     /// The side for a key.
     #[inline]
-    pub(super) fn of(&self, key: &[u8]) -> &Side {
+    pub(super) fn of(&self, key: &[u8]) -> &RadixSide {
         self.side(self.owner(|low| low[..] <= *key))
     }
 
     /// Tells all of them the root slot.
-    pub(super) fn note_root(&self, slot: Slot) {
+    pub(super) fn note_root(&self, slot: RadixSlot) {
         self.all().for_each(|side| side.cache.note_root(slot));
     }
 }

@@ -13,8 +13,8 @@
 //! - smart.T3. If the leader's outcome is unknown, or if it is dropped after it may have posted a
 //!   change, the outcome of each change of the group is unknown. Otherwise a group that fails has
 //!   changed nothing, and each of its operations is executed by itself. A handle is settled only
-//!   when the leaders of its own unknown outcomes are ([`Unsettled`]).
-//! - smart.T4. A group has at most [`MOST`] operations, and waits for a bounded time, which is
+//!   when the leaders of its own unknown outcomes are ([`UnresolvedChanges`]).
+//! - smart.T4. A group has at most [`MAX_GROUP`] operations, and waits for a bounded time, which is
 //!   longer than the pauses of its leader's operation.
 //!
 //! After Luo et al., *SMART* (OSDI 2023), which calls it read delegation and write combining.
@@ -32,7 +32,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 /// Maximum number of operations of a group.
-const MOST: usize = 64;
+const MAX_GROUP: usize = 64;
 /// Looks at the outcome of a group. The first ones are close together, because a group takes a few
 /// round trips; all of them take a second, and an operation gives up after 0.8 s of pauses.
 const LOOKS: u32 = 131_072;
@@ -41,35 +41,35 @@ const CLOSE_LOOK_NS: u64 = 500;
 const FAR_LOOK_NS: u64 = 8_000;
 
 /// The answers of a group, in the order of its operations.
-pub(super) type Answers<A> = SmallVec<[A; 1]>;
+pub(super) type GroupAnswers<A> = SmallVec<[A; 1]>;
 
 /// Where an operation that another one executes finds its outcome.
-type Seat<A> = Arc<Mutex<Option<Outcome<A>>>>;
+type OutcomeSlot<A> = Arc<Mutex<Option<GroupOutcome<A>>>>;
 
 #[derive(Clone, Debug)]
-enum Outcome<A> {
+enum GroupOutcome<A> {
     Answer(A),
     /// Nothing has changed.
     Nothing,
     /// The change may have happened, or may still happen while the leader has doubts.
-    Unknown(Option<InDoubt>),
+    Unknown(Option<UnresolvedFlag>),
 }
 
 /// Whether a handle may have an unsettled outcome.
-type InDoubt = Arc<AtomicBool>;
+type UnresolvedFlag = Arc<AtomicBool>;
 
 /// Changes of one handle whose outcomes are unknown.
 #[derive(Debug)]
-pub(super) struct Unsettled<A> {
+pub(super) struct UnresolvedChanges<A> {
     /// Shared with those whose changes this handle has executed.
-    own: InDoubt,
+    own: UnresolvedFlag,
     /// Leaders of changes of this handle that had doubts. Each is there once.
-    leaders: RefCell<Vec<InDoubt>>,
+    leaders: RefCell<Vec<UnresolvedFlag>>,
     /// Changes that other handles were executing when this one stopped waiting.
-    under_way: RefCell<Vec<Seat<A>>>,
+    under_way: RefCell<Vec<OutcomeSlot<A>>>,
 }
 
-impl<A> Unsettled<A> {
+impl<A> UnresolvedChanges<A> {
     pub(super) fn new() -> Self {
         let (leaders, under_way) = (RefCell::default(), RefCell::default());
         Self { own: Arc::new(AtomicBool::new(false)), leaders, under_way }
@@ -86,7 +86,7 @@ impl<A> Unsettled<A> {
         !self.leaders.borrow().is_empty() || !self.under_way.borrow().is_empty()
     }
 
-    fn note(&self, seat: Seat<A>) {
+    fn note(&self, seat: OutcomeSlot<A>) {
         self.under_way.borrow_mut().push(seat);
         self.look();
     }
@@ -96,7 +96,7 @@ impl<A> Unsettled<A> {
         let mut leaders = self.leaders.borrow_mut();
         self.under_way.borrow_mut().retain(|seat| match &*lock(seat) {
             None => true,
-            Some(Outcome::Unknown(Some(leader))) => {
+            Some(GroupOutcome::Unknown(Some(leader))) => {
                 if !leaders.iter().any(|known| Arc::ptr_eq(known, leader)) {
                     leaders.push(leader.clone());
                 }
@@ -113,18 +113,18 @@ impl<A> Unsettled<A> {
 pub(super) struct Groups<O, A> {
     /// Whether the operations change their key.
     are_changes: bool,
-    keys: Mutex<BTreeMap<Octets, Key<O, A>>>,
+    keys: Mutex<BTreeMap<Octets, GroupKey<O, A>>>,
 }
 
 #[derive(Debug)]
-struct Key<O, A> {
+struct GroupKey<O, A> {
     /// Whether a group is being executed.
     is_led: bool,
-    waiting: Vec<(O, Seat<A>)>,
+    waiting: Vec<(O, OutcomeSlot<A>)>,
 }
 
 /// What an operation can do.
-enum Role<'a, O, A> {
+enum GroupRole<'a, O, A> {
     Lead(Lead<'a, O, A>),
     Wait(Waiter<'a, O, A>),
     /// Execute itself alone.
@@ -135,13 +135,13 @@ enum Role<'a, O, A> {
 struct Lead<'a, O, A> {
     groups: &'a Groups<O, A>,
     key: Octets,
-    others: Vec<(O, Seat<A>)>,
+    others: Vec<(O, OutcomeSlot<A>)>,
     /// How many of them have come before the leader.
     earlier: usize,
     /// Whether a change may have been posted.
     may_change: Cell<bool>,
     /// The leader's handle.
-    leader: Option<InDoubt>,
+    leader: Option<UnresolvedFlag>,
 }
 
 impl<O, A> Drop for Lead<'_, O, A> {
@@ -153,8 +153,8 @@ impl<O, A> Drop for Lead<'_, O, A> {
         }
         for (_, seat) in self.others.drain(..) {
             lock(&seat).get_or_insert_with(|| match may_change {
-                true => Outcome::Unknown(self.leader.clone()),
-                false => Outcome::Nothing,
+                true => GroupOutcome::Unknown(self.leader.clone()),
+                false => GroupOutcome::Nothing,
             });
         }
         let mut keys = lock(&self.groups.keys);
@@ -171,9 +171,9 @@ impl<O, A> Drop for Lead<'_, O, A> {
 struct Waiter<'a, O, A> {
     groups: &'a Groups<O, A>,
     key: Octets,
-    seat: Seat<A>,
+    seat: OutcomeSlot<A>,
     /// Of its handle; `None` if the operation changes nothing.
-    unsettled: Option<&'a Unsettled<A>>,
+    unsettled: Option<&'a UnresolvedChanges<A>>,
 }
 
 impl<O, A> Drop for Waiter<'_, O, A> {
@@ -207,7 +207,7 @@ impl<'a, O, A> Waiter<'a, O, A> {
         let key = keys.get_mut(&self.key).filter(|key| !key.is_led)?;
         let earlier = key.waiting.iter().position(|(_, seat)| Arc::ptr_eq(seat, &self.seat))?;
         key.is_led = true;
-        *lock(&self.seat) = Some(Outcome::Nothing); // it executes itself
+        *lock(&self.seat) = Some(GroupOutcome::Nothing); // it executes itself
         let mut others = std::mem::take(&mut key.waiting);
         others.remove(earlier);
         let (groups, key) = (self.groups, self.key.clone());
@@ -224,21 +224,21 @@ impl<O: Clone, A: Clone> Groups<O, A> {
         &'a self,
         number: &Octets,
         operation: O,
-        unsettled: Option<&'a Unsettled<A>>,
-    ) -> Role<'a, O, A> {
+        unsettled: Option<&'a UnresolvedChanges<A>>,
+    ) -> GroupRole<'a, O, A> {
         let mut keys = lock(&self.keys);
         let Some(key) = keys.get_mut(number) else {
-            keys.insert(number.clone(), Key { is_led: true, waiting: Vec::new() });
+            keys.insert(number.clone(), GroupKey { is_led: true, waiting: Vec::new() });
             let (others, may_change, leader) = (Vec::new(), Cell::new(false), None);
             let (groups, key, earlier) = (self, number.clone(), 0);
-            return Role::Lead(Lead { groups, key, others, earlier, may_change, leader });
+            return GroupRole::Lead(Lead { groups, key, others, earlier, may_change, leader });
         };
-        if key.waiting.len() == MOST - 1 {
-            return Role::Alone;
+        if key.waiting.len() == MAX_GROUP - 1 {
+            return GroupRole::Alone;
         }
-        let seat: Seat<A> = Arc::new(Mutex::new(None));
+        let seat: OutcomeSlot<A> = Arc::new(Mutex::new(None));
         key.waiting.push((operation, seat.clone()));
-        Role::Wait(Waiter { groups: self, key: number.clone(), seat, unsettled })
+        GroupRole::Wait(Waiter { groups: self, key: number.clone(), seat, unsettled })
     }
 
     /// Executes an operation on `key`, alone or with others. `execute` gets the operations of a
@@ -252,8 +252,8 @@ impl<O: Clone, A: Clone> Groups<O, A> {
         &self,
         fabric: &F,
         (key, operation): (Octets, O),
-        (server, unsettled): (ServerId, Option<&Unsettled<A>>),
-        execute: impl AsyncFn(&[O], &Cell<bool>) -> Result<Answers<A>, IndexError>,
+        (server, unsettled): (ServerId, Option<&UnresolvedChanges<A>>),
+        execute: impl AsyncFn(&[O], &Cell<bool>) -> Result<GroupAnswers<A>, IndexError>,
     ) -> Result<A, IndexError> {
         let alone = async || {
             let alone = std::slice::from_ref(&operation);
@@ -265,9 +265,9 @@ impl<O: Clone, A: Clone> Groups<O, A> {
             self.led(fabric, lead, operation.clone(), server, &execute).await
         };
         let waiter = match self.join(&key, operation.clone(), unsettled) {
-            Role::Alone => return alone().await,
-            Role::Lead(first) => return lead(first).await,
-            Role::Wait(waiter) => waiter,
+            GroupRole::Alone => return alone().await,
+            GroupRole::Lead(first) => return lead(first).await,
+            GroupRole::Wait(waiter) => waiter,
         };
         let mut is_open = false;
         for look in 0..=LOOKS {
@@ -276,9 +276,9 @@ impl<O: Clone, A: Clone> Groups<O, A> {
             let outcome = lock(&waiter.seat).clone();
             match outcome {
                 None => {}
-                Some(Outcome::Answer(answer)) => return Ok(answer),
-                Some(Outcome::Nothing) => return alone().await,
-                Some(Outcome::Unknown(_)) => return Err(unknown(server)),
+                Some(GroupOutcome::Answer(answer)) => return Ok(answer),
+                Some(GroupOutcome::Nothing) => return alone().await,
+                Some(GroupOutcome::Unknown(_)) => return Err(unknown(server)),
             }
             if look == LOOKS {
                 break;
@@ -301,7 +301,7 @@ impl<O: Clone, A: Clone> Groups<O, A> {
         mut lead: Lead<'_, O, A>,
         own: O,
         server: ServerId,
-        execute: &impl AsyncFn(&[O], &Cell<bool>) -> Result<Answers<A>, IndexError>,
+        execute: &impl AsyncFn(&[O], &Cell<bool>) -> Result<GroupAnswers<A>, IndexError>,
     ) -> Result<A, IndexError> {
         let mut operations = SmallVec::<[O; 1]>::new();
         operations.extend(lead.others.iter().map(|(operation, _)| operation.clone()));
@@ -322,18 +322,18 @@ impl<O: Clone, A: Clone> Groups<O, A> {
             let mut keys = lock(&self.keys);
             let late = keys.get_mut(&lead.key).map(|key| std::mem::take(&mut key.waiting));
             for (_, seat) in late.into_iter().flatten() {
-                *lock(&seat) = Some(Outcome::Answer(own.clone()));
+                *lock(&seat) = Some(GroupOutcome::Answer(own.clone()));
             }
         }
         for ((_, seat), answer) in lead.others.drain(..).zip(answers) {
-            *lock(&seat) = Some(Outcome::Answer(answer));
+            *lock(&seat) = Some(GroupOutcome::Answer(answer));
         }
         Ok(own)
     }
 }
 
 /// The answer of a group of one.
-pub(super) fn only<A>(answers: Answers<A>, server: ServerId) -> Result<A, IndexError> {
+pub(super) fn only<A>(answers: GroupAnswers<A>, server: ServerId) -> Result<A, IndexError> {
     answers.into_iter().next().ok_or_else(|| unknown(server))
 }
 
@@ -345,19 +345,19 @@ fn unknown(server: ServerId) -> IndexError {
 mod tests {
     use super::*;
 
-    type Changes = Groups<u64, u64>;
+    type NumberGroups = Groups<u64, u64>;
 
     fn key() -> Octets {
         Octets::from_slice(b"key")
     }
 
     fn waiter<'a>(
-        changes: &'a Changes,
+        changes: &'a NumberGroups,
         operation: u64,
-        unsettled: &'a Unsettled<u64>,
+        unsettled: &'a UnresolvedChanges<u64>,
     ) -> Waiter<'a, u64, u64> {
         match changes.join(&key(), operation, Some(unsettled)) {
-            Role::Wait(waiter) => waiter,
+            GroupRole::Wait(waiter) => waiter,
             _ => panic!("{operation} does not wait"),
         }
     }
@@ -367,8 +367,9 @@ mod tests {
     #[test]
     fn a_group_outlives_its_leader() {
         for changed in [false, true] {
-            let (changes, leader, other) = (Changes::new(true), Unsettled::new(), Unsettled::new());
-            let Role::Lead(first) = changes.join(&key(), 1, Some(&leader)) else {
+            let (changes, leader, other) =
+                (NumberGroups::new(true), UnresolvedChanges::new(), UnresolvedChanges::new());
+            let GroupRole::Lead(first) = changes.join(&key(), 1, Some(&leader)) else {
                 panic!("none before it")
             };
             let [second, third] = [2, 3].map(|operation| waiter(&changes, operation, &other));
@@ -383,8 +384,8 @@ mod tests {
             drop(lead);
             let outcome = lock(&second.seat).clone();
             let expected = match changed {
-                true => matches!(outcome, Some(Outcome::Unknown(_))),
-                false => matches!(outcome, Some(Outcome::Nothing)),
+                true => matches!(outcome, Some(GroupOutcome::Unknown(_))),
+                false => matches!(outcome, Some(GroupOutcome::Nothing)),
             };
             assert!(expected, "{outcome:?}");
             assert!(lock(&fourth.seat).is_none() && fourth.lead().is_some());
@@ -400,9 +401,11 @@ mod tests {
     /// settled (smart.T3).
     #[test]
     fn a_change_under_way_is_unsettled() {
-        let groups = Changes::new(true);
-        let [leader, second, third, other] = [(); 4].map(|()| Unsettled::new());
-        let Role::Lead(first) = groups.join(&key(), 1, None) else { panic!("none is before it") };
+        let groups = NumberGroups::new(true);
+        let [leader, second, third, other] = [(); 4].map(|()| UnresolvedChanges::new());
+        let GroupRole::Lead(first) = groups.join(&key(), 1, None) else {
+            panic!("none is before it")
+        };
         let [next, one, two] =
             [(2, &leader), (3, &second), (4, &third)].map(|(n, of)| waiter(&groups, n, of));
         drop(waiter(&groups, 5, &other));
@@ -411,10 +414,10 @@ mod tests {
         let mut lead = next.lead().unwrap();
         lead.leader = Some(leader.own.clone());
         drop((one, two));
-        let waiting = || [&second, &third].map(Unsettled::waits_for_others);
+        let waiting = || [&second, &third].map(UnresolvedChanges::waits_for_others);
         assert_eq!(waiting(), [true; 2]);
         let (_, seat) = lead.others.remove(0);
-        *lock(&seat) = Some(Outcome::Answer(0));
+        *lock(&seat) = Some(GroupOutcome::Answer(0));
         assert_eq!(waiting(), [false, true], "one has an answer");
         lead.may_change.set(true);
         drop(lead);
@@ -427,11 +430,14 @@ mod tests {
 
     #[test]
     fn a_group_has_a_limit() {
-        let (changes, of) = (Changes::new(true), &Unsettled::new());
-        let Role::Lead(_first) = changes.join(&key(), 0, None) else { panic!("none is before it") };
-        let waiters: Vec<_> = (1..MOST as u64).map(|number| waiter(&changes, number, of)).collect();
-        assert!(matches!(changes.join(&key(), 0, None), Role::Alone));
+        let (changes, of) = (NumberGroups::new(true), &UnresolvedChanges::new());
+        let GroupRole::Lead(_first) = changes.join(&key(), 0, None) else {
+            panic!("none is before it")
+        };
+        let waiters: Vec<_> =
+            (1..MAX_GROUP as u64).map(|number| waiter(&changes, number, of)).collect();
+        assert!(matches!(changes.join(&key(), 0, None), GroupRole::Alone));
         assert!(waiters[5].withdraw());
-        assert!(matches!(changes.join(&key(), 0, None), Role::Wait(_)));
+        assert!(matches!(changes.join(&key(), 0, None), GroupRole::Wait(_)));
     }
 }

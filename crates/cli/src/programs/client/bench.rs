@@ -1,33 +1,35 @@
 //! `farleaf client bench`: a closed loop per client, with several operations in flight.
 
-use super::commands::{Part, parts};
-use super::tally::{Progress, Tally};
-use super::{Abandon, Access, Outcome};
+use super::commands::{ScanOutputPart, parts};
+use super::tally::{ClientProgress, ClientTally};
+use super::{AbandonSignal, ClusterAccess, CommandOutcome};
 use crate::programs::layout::INLINE_BYTES;
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::InputError;
-use farleaf_bench::driver::{Amount, Due, Form, Moment, Numbers, execute, first_key};
-use farleaf_bench::input::{CsvOptions, Sample, read_records};
-use farleaf_bench::keys::KeySpace;
-use farleaf_bench::strings::{KeyForm, Strings};
-use farleaf_bench::workload::{
-    Distribution, Harness, Inserted, Mix, OperationStream, StreamConfig,
+use farleaf_bench::driver::{
+    DueMoment, KeyValueForm, MeasurementMoment, NumberForm, WorkAmount, execute, first_key,
 };
-use farleaf_cluster::client::Connection;
+use farleaf_bench::input::{CsvOptions, KeySample, read_records};
+use farleaf_bench::keys::KeySpace;
+use farleaf_bench::strings::{KeyForm, StringForm};
+use farleaf_bench::workload::{
+    Distribution, Harness, InsertedCounts, Mix, OperationStream, StreamConfig,
+};
+use farleaf_cluster::client::ClusterConnection;
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_command_line::{output, units, usage};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::{IndexAdmin, IndexError, RangeIndex};
 use farleaf_page::{Bytes, CHOSEN, OwnedKey};
-use farleaf_pool::wire::MOST_VALUE_BYTES;
+use farleaf_pool::wire::MAX_VALUE_BYTES;
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// The form of byte strings; `None` for numbers.
-type OptionalForm = Option<KeyForm>;
+type ClientKeyForm = Option<KeyForm>;
 
 /// Options of `farleaf client bench`.
 #[derive(Clone, Debug, Args)]
@@ -38,7 +40,7 @@ type OptionalForm = Option<KeyForm>;
     the answer. They do not include failed operations.\n\nExit codes: 0 success, 1 failure, also of operations, \
     2 invalid command line or file."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct ClientBenchArguments {
     /// Run this mix of operations: `farleaf-lab bench --help` lists the names [default: ycsb-b,
     /// with --existing read-only]
     #[arg(long, value_name = "NAME", value_parser = mix)]
@@ -50,7 +52,7 @@ pub(crate) struct Arguments {
     /// `dlsm` (20 digits), `urls` (generated), or the lines of `file:PATH`, with numbers behind
     /// them if they are fewer than the keys [default: what the cluster has: u64 or ycsb]
     #[arg(long, value_name = "FORM", value_parser = units::key_form)]
-    key_form: Option<OptionalForm>,
+    key_form: Option<ClientKeyForm>,
     /// Give byte strings values of N bytes, or of A to B bytes [default: 8]
     #[arg(long, value_name = "N|A-B", value_parser = units::value_bytes)]
     value_bytes: Option<RangeInclusive<usize>>,
@@ -78,7 +80,7 @@ pub(crate) struct Arguments {
     /// Make other keys popular during the run: at a fraction of it, such as `50%`, or after this
     /// many seconds. For zipfian distributions
     #[arg(long, value_name = "PERCENT%|S", value_parser = units::moment)]
-    shift_hotspot_at: Option<Moment>,
+    shift_hotspot_at: Option<MeasurementMoment>,
     /// Move popular keys up by this percentage of the keys, wrapping around
     #[arg(
         long,
@@ -116,7 +118,7 @@ fn mix(name: &str) -> Result<Mix, String> {
 }
 
 /// The keys of a run.
-struct Loaded {
+struct ClientBenchKeys {
     /// The keys, by number.
     keys: KeySpace,
     /// The form's name, and the average bytes of a key and of a value.
@@ -126,14 +128,14 @@ struct Loaded {
 
 /// A sample of at most `most` keys of the index.
 fn existing_keys<L: ClusterLayout>(
-    connection: &Connection<L>,
+    connection: &ClusterConnection<L>,
     most: u64,
-    abandon: &Abandon,
+    abandon: &AbandonSignal,
 ) -> anyhow::Result<Vec<OwnedKey<L>>> {
     let bar = output::bar("records", None);
     let sampled = connection.run(async |client| {
-        let mut sample = Sample::new(usize::try_from(most).unwrap_or(usize::MAX));
-        parts::<L>(&client, Part::everything(), |records| {
+        let mut sample = KeySample::new(usize::try_from(most).unwrap_or(usize::MAX));
+        parts::<L>(&client, ScanOutputPart::everything(), |records| {
             records.iter().for_each(|(key, _)| sample.offer(key.clone()));
             bar.inc(records.len() as u64);
             abandon.check()
@@ -146,7 +148,7 @@ fn existing_keys<L: ClusterLayout>(
     Ok(sampled)
 }
 
-impl Arguments {
+impl ClientBenchArguments {
     /// The mix of operations.
     fn mix(&self) -> anyhow::Result<Mix> {
         let default = if self.existing { "read-only" } else { "ycsb-b" };
@@ -156,7 +158,11 @@ impl Arguments {
         })
     }
 
-    fn numbers(&self, connection: &Connection, abandon: &Abandon) -> anyhow::Result<Loaded> {
+    fn numbers(
+        &self,
+        connection: &ClusterConnection,
+        abandon: &AbandonSignal,
+    ) -> anyhow::Result<ClientBenchKeys> {
         if !matches!(self.key_form, None | Some(None)) || self.value_bytes.is_some() {
             return usage(
                 "--key-form of byte strings and --value-bytes are for byte strings, and this \
@@ -171,14 +177,14 @@ impl Arguments {
             }
             false => self.key_space()?,
         };
-        Ok(Loaded { keys, form: "u64".to_owned(), bytes: (8.0, 8.0) })
+        Ok(ClientBenchKeys { keys, form: "u64".to_owned(), bytes: (8.0, 8.0) })
     }
 
     fn strings(
         &self,
-        connection: &Connection<Bytes<CHOSEN>>,
-        abandon: &Abandon,
-    ) -> anyhow::Result<(Loaded, Strings<CHOSEN>)> {
+        connection: &ClusterConnection<Bytes<CHOSEN>>,
+        abandon: &AbandonSignal,
+    ) -> anyhow::Result<(ClientBenchKeys, StringForm<CHOSEN>)> {
         if self.keys_from.is_some() {
             return usage(
                 "--keys-from is for numbers, and this cluster has byte strings: use --key-form \
@@ -194,24 +200,24 @@ impl Arguments {
         };
         let values = self.value_bytes.clone().unwrap_or(8..=8);
         let grows = self.mix()?.insert_share() > 0.0;
-        if *values.end() > MOST_VALUE_BYTES {
+        if *values.end() > MAX_VALUE_BYTES {
             return usage(format!(
-                "--value-bytes: a message has values of at most {MOST_VALUE_BYTES} bytes"
+                "--value-bytes: a message has values of at most {MAX_VALUE_BYTES} bytes"
             ));
         }
         let inline = Some(INLINE_BYTES);
         let (form, strings) = match self.existing {
             true => {
                 let keys = existing_keys(connection, self.keys, abandon)?;
-                ("existing".to_owned(), Strings::listed(keys, values, inline, grows))
+                ("existing".to_owned(), StringForm::listed(keys, values, inline, grows))
             }
             false => {
-                (form.to_string(), Strings::with_blocks(form, self.keys, values, inline, grows))
+                (form.to_string(), StringForm::with_blocks(form, self.keys, values, inline, grows))
             }
         };
         let strings = strings.or_else(|error| usage(error.to_string()))?;
         let (keys, bytes) = (strings.keys().clone(), strings.record_bytes());
-        Ok((Loaded { keys, form, bytes }, strings.undecoded()))
+        Ok((ClientBenchKeys { keys, form, bytes }, strings.undecoded()))
     }
 
     fn key_space(&self) -> anyhow::Result<KeySpace> {
@@ -222,10 +228,10 @@ impl Arguments {
         Ok(KeySpace::listed(&input.records).ok_or_else(empty)?)
     }
 
-    fn amount(&self) -> Amount {
+    fn amount(&self) -> WorkAmount {
         match self.seconds {
-            Some(seconds) => Amount::Nanoseconds((seconds * 1e9) as u64),
-            None => Amount::Operations(self.operations),
+            Some(seconds) => WorkAmount::Nanoseconds((seconds * 1e9) as u64),
+            None => WorkAmount::Operations(self.operations),
         }
     }
 
@@ -242,22 +248,22 @@ impl Arguments {
 }
 
 /// One client and its work.
-struct Loop<'a, I, F> {
+struct BenchClientLoop<'a, I, F> {
     index: &'a I,
     fabric: &'a F,
     stream: RefCell<OperationStream>,
-    tally: RefCell<Tally>,
+    tally: RefCell<ClientTally>,
     /// Remaining operations; below, the time after which no operation begins.
     left: Cell<u64>,
     until_ns: u64,
     begun: Cell<u64>,
-    shift: Cell<Option<Due>>,
-    arguments: &'a Arguments,
-    abandon: &'a Abandon,
-    progress: &'a Progress,
+    shift: Cell<Option<DueMoment>>,
+    arguments: &'a ClientBenchArguments,
+    abandon: &'a AbandonSignal,
+    progress: &'a ClientProgress,
 }
 
-impl<I: IndexAdmin<Key = u64, Value = u64>, F: Fabric> Loop<'_, I, F> {
+impl<I: IndexAdmin<Key = u64, Value = u64>, F: Fabric> BenchClientLoop<'_, I, F> {
     /// One of the concurrent tasks that share the client.
     async fn work(&self) {
         let fabric = self.fabric;
@@ -306,7 +312,7 @@ async fn load(
     index: &impl RangeIndex<Key = u64, Value = u64>,
     fabric: &impl Fabric,
     keys: &KeySpace,
-    abandon: &Abandon,
+    abandon: &AbandonSignal,
     bar: &indicatif::ProgressBar,
 ) -> anyhow::Result<u64> {
     let start_ns = fabric.now_ns();
@@ -321,17 +327,17 @@ async fn load(
 
 /// Runs the benchmark; the outcome is `Done` only if no operation failed.
 pub(super) fn run(
-    access: &Access,
-    arguments: &Arguments,
-    abandon: &Abandon,
-) -> anyhow::Result<Outcome> {
+    access: &ClusterAccess,
+    arguments: &ClientBenchArguments,
+    abandon: &AbandonSignal,
+) -> anyhow::Result<CommandOutcome> {
     arguments.check()?;
     let located = access.locate(usize::from(arguments.in_flight).max(64) * 2)?;
     match located.layout() {
         LayoutName::Numbers => {
             let connection = located.connect()?;
             let loaded = arguments.numbers(&connection, abandon)?;
-            run_on(&connection, &Numbers, loaded, arguments, abandon)
+            run_on(&connection, &NumberForm, loaded, arguments, abandon)
         }
         strings => {
             Bytes::choose(strings.page_words());
@@ -342,13 +348,13 @@ pub(super) fn run(
     }
 }
 
-fn run_on<O: Form<Layout: ClusterLayout>>(
-    connection: &Connection<O::Layout>,
+fn run_on<O: KeyValueForm<Layout: ClusterLayout>>(
+    connection: &ClusterConnection<O::Layout>,
     form: &O,
-    loaded: Loaded,
-    arguments: &Arguments,
-    abandon: &Abandon,
-) -> anyhow::Result<Outcome> {
+    loaded: ClientBenchKeys,
+    arguments: &ClientBenchArguments,
+    abandon: &AbandonSignal,
+) -> anyhow::Result<CommandOutcome> {
     let keys = &loaded.keys;
     let mut load_ns = None;
     if arguments.load {
@@ -368,8 +374,8 @@ fn run_on<O: Form<Layout: ClusterLayout>>(
         harness: Harness::default(),
     };
     let clients = usize::from(arguments.clients);
-    let inserted = Arc::new(Inserted::new(clients, 0));
-    let progress = Progress::new(arguments.seconds.is_none().then_some(arguments.operations));
+    let inserted = Arc::new(InsertedCounts::new(clients, 0));
+    let progress = ClientProgress::new(arguments.seconds.is_none().then_some(arguments.operations));
     let outcomes = connection.run_all(clients, async |client, number| {
         let fabric = client.fabric().clone();
         let index = form.by_number(client);
@@ -377,14 +383,14 @@ fn run_on<O: Form<Layout: ClusterLayout>>(
         progress.start(start_ns);
         let amount = arguments.amount().share(number, clients);
         let (left, until_ns) = match amount {
-            Amount::Operations(operations) => (operations, u64::MAX),
-            Amount::Nanoseconds(ns) => (u64::MAX, start_ns.saturating_add(ns)),
+            WorkAmount::Operations(operations) => (operations, u64::MAX),
+            WorkAmount::Nanoseconds(ns) => (u64::MAX, start_ns.saturating_add(ns)),
         };
-        let work = Loop {
+        let work = BenchClientLoop {
             index: &index,
             fabric: &fabric,
             stream: RefCell::new(OperationStream::new(&config, number, &inserted)),
-            tally: RefCell::new(Tally::new(start_ns)?),
+            tally: RefCell::new(ClientTally::new(start_ns)?),
             left: Cell::new(left),
             until_ns,
             begun: Cell::new(0),
@@ -404,16 +410,16 @@ fn run_on<O: Form<Layout: ClusterLayout>>(
     tallies.try_for_each(|other| tally.add(other))?;
     report(arguments, &loaded, load_ns, &tally)?;
     Ok(match gave_up.or_else(|| tally.trouble()) {
-        Some(why) => Outcome::No(why),
-        None => Outcome::Done,
+        Some(why) => CommandOutcome::No(why),
+        None => CommandOutcome::Done,
     })
 }
 
 fn report(
-    arguments: &Arguments,
-    loaded: &Loaded,
+    arguments: &ClientBenchArguments,
+    loaded: &ClientBenchKeys,
     load_ns: Option<u64>,
-    tally: &Tally,
+    tally: &ClientTally,
 ) -> anyhow::Result<()> {
     let keys = loaded.keys.len();
     let load_keys_per_s = load_ns.map(|ns| keys as f64 / (ns as f64 / 1e9));

@@ -1,12 +1,12 @@
 //! Operations on single keys and ranges, for the command line and the shell.
 
-use super::{Abandon, RangeArguments, ScanArguments};
+use super::{AbandonSignal, RangeArguments, ScanArguments};
 use crate::programs::layout::{key, value};
-use farleaf_cluster::client::Client;
+use farleaf_cluster::client::ClusterClient;
 use farleaf_cluster::layouts::ClusterLayout;
-use farleaf_cluster::text::{Bounds, Notation, Textual};
+use farleaf_cluster::text::{KeyBounds, Notation, Textual};
 use farleaf_command_line::usage;
-use farleaf_index::{Exchange, RangeIndex, Scan};
+use farleaf_index::{Exchange, RangeIndex, ScanResult};
 use farleaf_page::{OwnedKey, OwnedRecord};
 use std::cmp::Ordering;
 use std::io::Write;
@@ -14,7 +14,7 @@ use std::ops::Bound;
 
 /// One operation. Keys and values are text, which is parsed according to the cluster's layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub(crate) enum OperationLine {
     Get { key: String },
     Put { key: String, value: String },
     Insert { key: String, value: String },
@@ -26,7 +26,7 @@ pub(crate) enum Line {
     Flush,
 }
 
-impl Line {
+impl OperationLine {
     /// Whether it changes nothing.
     pub(crate) fn is_reading(&self) -> bool {
         matches!(self, Self::Get { .. } | Self::Scan(_) | Self::Count(_) | Self::Flush)
@@ -35,7 +35,7 @@ impl Line {
 
 /// The outcome of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum CommandOutcome {
     /// The command succeeded.
     Done,
     /// Its condition did not hold; the text tells why.
@@ -45,69 +45,69 @@ pub(crate) enum Outcome {
 /// Maximum number of records that one part of a long scan requests.
 const RECORDS_TOGETHER: u64 = 65_536;
 
-fn done_if(applied: bool, otherwise: impl FnOnce() -> String) -> Outcome {
-    if applied { Outcome::Done } else { Outcome::No(otherwise()) }
+fn done_if(applied: bool, otherwise: impl FnOnce() -> String) -> CommandOutcome {
+    if applied { CommandOutcome::Done } else { CommandOutcome::No(otherwise()) }
 }
 
 /// Executes one operation and prints its results. A scan stops with an error when the user aborts
 /// it; an operation on one key ends by its deadline.
 pub(super) async fn run_line<L: ClusterLayout>(
-    client: &Client<L>,
-    line: &Line,
+    client: &ClusterClient<L>,
+    line: &OperationLine,
     notation: Notation,
-    abandon: &Abandon,
+    abandon: &AbandonSignal,
     out: &mut impl Write,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<CommandOutcome> {
     let key_of = |text: &String| key::<L>(text, notation);
     let record = |key: &String, text: &String| Ok((key_of(key)?, value::<L>(text, notation)?));
     let record = |key, text| -> anyhow::Result<_> { record(key, text) };
     let named = |key: &OwnedKey<L>| format!("key {}", L::key(key).text(notation));
     let absent = |key| format!("{} is absent", named(key));
     Ok(match line {
-        Line::Get { key } => {
+        OperationLine::Get { key } => {
             let key = key_of(key)?;
             match client.get(L::key(&key)).await? {
                 Some(value) => {
                     writeln!(out, "{}", L::value(&value).text(notation))?;
-                    Outcome::Done
+                    CommandOutcome::Done
                 }
-                None => Outcome::No(absent(&key)),
+                None => CommandOutcome::No(absent(&key)),
             }
         }
-        Line::Put { key, value } => {
+        OperationLine::Put { key, value } => {
             let (key, value) = record(key, value)?;
             client.upsert(L::key(&key), L::value(&value)).await?;
-            Outcome::Done
+            CommandOutcome::Done
         }
-        Line::Insert { key, value } => {
+        OperationLine::Insert { key, value } => {
             let (key, value) = record(key, value)?;
             let is_new = client.insert(L::key(&key), L::value(&value)).await?;
             done_if(is_new, || format!("{} is there already", named(&key)))
         }
-        Line::Update { key, value } => {
+        OperationLine::Update { key, value } => {
             let (key, value) = record(key, value)?;
             done_if(client.update(L::key(&key), L::value(&value)).await?, || absent(&key))
         }
-        Line::Remove { key } => {
+        OperationLine::Remove { key } => {
             let key = key_of(key)?;
             done_if(client.remove(L::key(&key)).await?, || absent(&key))
         }
-        Line::CompareExchange { key, expected, new } => {
+        OperationLine::CompareExchange { key, expected, new } => {
             let (key, expected) = record(key, expected)?;
             let new = value::<L>(new, notation)?;
             let (expected, new) = (L::value(&expected), L::value(&new));
             match client.compare_exchange(L::key(&key), expected, new).await? {
-                Exchange::Exchanged => Outcome::Done,
-                Exchange::Differs(None) => Outcome::No(absent(&key)),
+                Exchange::Exchanged => CommandOutcome::Done,
+                Exchange::Differs(None) => CommandOutcome::No(absent(&key)),
                 Exchange::Differs(Some(found)) => {
                     let found = L::value(&found).text(notation);
-                    Outcome::No(format!("{} has the value {found}", named(&key)))
+                    CommandOutcome::No(format!("{} has the value {found}", named(&key)))
                 }
             }
         }
-        Line::Count(range) => {
+        OperationLine::Count(range) => {
             let range = bounds::<L>(range, false, notation)?;
-            let part = Part { range, limit: u64::MAX, reverse: false };
+            let part = ScanOutputPart { range, limit: u64::MAX, reverse: false };
             let mut count = 0;
             parts::<L>(client, part, |records| {
                 count += records.len() as u64;
@@ -115,17 +115,17 @@ pub(super) async fn run_line<L: ClusterLayout>(
             })
             .await?;
             writeln!(out, "{count}")?;
-            Outcome::Done
+            CommandOutcome::Done
         }
-        Line::Scan(scan) => {
+        OperationLine::Scan(scan) => {
             let range = bounds::<L>(&scan.range, scan.reverse, notation)?;
-            let part = Part { range, limit: scan.limit, reverse: scan.reverse };
+            let part = ScanOutputPart { range, limit: scan.limit, reverse: scan.reverse };
             print_scan::<L>(client, part, notation, abandon, out, |_| {}).await?;
-            Outcome::Done
+            CommandOutcome::Done
         }
-        Line::Flush => {
+        OperationLine::Flush => {
             client.flush().await?;
-            Outcome::Done
+            CommandOutcome::Done
         }
     })
 }
@@ -135,7 +135,7 @@ fn bounds<L: ClusterLayout>(
     range: &RangeArguments,
     reverse: bool,
     notation: Notation,
-) -> anyhow::Result<Bounds<OwnedKey<L>>> {
+) -> anyhow::Result<KeyBounds<OwnedKey<L>>> {
     let key_of = |text: &Option<String>| text.as_ref().map(|text| key::<L>(text, notation));
     let start = key_of(&range.start).transpose()?.map_or(Bound::Unbounded, Bound::Included);
     let end = key_of(&range.end).transpose()?.map_or(Bound::Unbounded, Bound::Excluded);
@@ -163,13 +163,13 @@ fn stricter<K: Ord>(one: Bound<K>, other: Bound<K>, wanted: Ordering) -> Bound<K
 }
 
 /// A part of a scan's output.
-pub(super) struct Part<K> {
-    pub(super) range: Bounds<K>,
+pub(super) struct ScanOutputPart<K> {
+    pub(super) range: KeyBounds<K>,
     pub(super) limit: u64,
     pub(super) reverse: bool,
 }
 
-impl<K> Part<K> {
+impl<K> ScanOutputPart<K> {
     /// All records, ascending.
     pub(super) fn everything() -> Self {
         Self { range: (Bound::Unbounded, Bound::Unbounded), limit: u64::MAX, reverse: false }
@@ -188,10 +188,10 @@ fn put_field(text: &str, line: &mut String) {
 
 /// Prints a scan. Calls `count` for each part.
 pub(super) async fn print_scan<L: ClusterLayout>(
-    client: &Client<L>,
-    part: Part<OwnedKey<L>>,
+    client: &ClusterClient<L>,
+    part: ScanOutputPart<OwnedKey<L>>,
     notation: Notation,
-    abandon: &Abandon,
+    abandon: &AbandonSignal,
     out: &mut impl Write,
     count: impl Fn(u64),
 ) -> anyhow::Result<()> {
@@ -217,14 +217,14 @@ pub(super) async fn print_scan<L: ClusterLayout>(
 
 /// Scans part by part, because the result may not fit into memory.
 pub(super) async fn parts<L: ClusterLayout>(
-    client: &Client<L>,
-    Part { range: (mut lower, mut upper), limit, reverse }: Part<OwnedKey<L>>,
+    client: &ClusterClient<L>,
+    ScanOutputPart { range: (mut lower, mut upper), limit, reverse }: ScanOutputPart<OwnedKey<L>>,
     mut take: impl FnMut(&[OwnedRecord<L>]) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut left = limit;
     while left > 0 {
         let together = left.min(RECORDS_TOGETHER) as usize;
-        let scan = Scan::range((lower.clone(), upper.clone())).limit(together);
+        let scan = ScanResult::range((lower.clone(), upper.clone())).limit(together);
         let scan = if reverse { scan.reverse() } else { scan };
         let mut records = client.scan(&scan).await?;
         take(&records)?;

@@ -4,11 +4,11 @@
 //! *Invariant*: the file either has all records or is unchanged, because the records are written to
 //! a temporary file in the same folder, which is then renamed.
 
-use super::commands::{Part, print_scan};
-use super::{Abandon, Access, Outcome};
+use super::commands::{ScanOutputPart, print_scan};
+use super::{AbandonSignal, ClusterAccess, CommandOutcome};
 use anyhow::Context;
 use clap::Args;
-use farleaf_cluster::client::Connection;
+use farleaf_cluster::client::ClusterConnection;
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_cluster::text::Notation;
 use farleaf_cluster::with_layout;
@@ -19,11 +19,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum number of symbolic links to follow.
-const MOST_LINKS: usize = 16;
+const MAX_LINKS: usize = 16;
 
 /// Options of `farleaf client export`.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Arguments {
+pub(crate) struct ExportArguments {
     /// Write to this file; - or no argument for stdout
     file: Option<PathBuf>,
     /// Leave out the header `key,value`, which files of byte strings have
@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     no_header: bool,
 }
 
-impl Arguments {
+impl ExportArguments {
     /// The path of the file; `None` for stdout.
     fn path(&self) -> Option<&Path> {
         self.file.as_deref().filter(|file| *file != Path::new("-"))
@@ -40,9 +40,9 @@ impl Arguments {
 
 /// Writes all records, and returns their number.
 fn write(
-    access: &Access,
-    arguments: &Arguments,
-    abandon: &Abandon,
+    access: &ClusterAccess,
+    arguments: &ExportArguments,
+    abandon: &AbandonSignal,
     mut out: impl Write + Send,
 ) -> anyhow::Result<u64> {
     let located = access.locate(256)?;
@@ -57,9 +57,9 @@ fn write(
 }
 
 fn write_records<L: ClusterLayout>(
-    connection: &Connection<L>,
+    connection: &ClusterConnection<L>,
     notation: Notation,
-    abandon: &Abandon,
+    abandon: &AbandonSignal,
     out: &mut (dyn Write + Send),
 ) -> anyhow::Result<u64> {
     let bar = output::bar("records", None);
@@ -67,7 +67,7 @@ fn write_records<L: ClusterLayout>(
     let written = connection.run(async |client| {
         let taken = out.lock().ok().and_then(|mut out| out.take());
         let mut out = BufWriter::with_capacity(1 << 20, taken.context("it is written once")?);
-        let everything = Part::everything();
+        let everything = ScanOutputPart::everything();
         let count = |count| bar.inc(count);
         print_scan::<L>(&client, everything, notation, abandon, &mut out, count).await?;
         out.flush()?;
@@ -79,16 +79,16 @@ fn write_records<L: ClusterLayout>(
 
 /// Writes all records to a file. Writes directly to anything but a regular file, such as a pipe.
 fn to_file(
-    access: &Access,
-    arguments: &Arguments,
-    abandon: &Abandon,
+    access: &ClusterAccess,
+    arguments: &ExportArguments,
+    abandon: &AbandonSignal,
     path: &Path,
 ) -> anyhow::Result<u64> {
     let name = path.display();
     let cannot = || format!("cannot write {name}");
     // Follow symbolic links, so that their target is replaced or created.
     let mut path = path.to_owned();
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_LINKS {
         let Ok(behind) = std::fs::read_link(&path) else { break };
         path = path.parent().unwrap_or(Path::new("")).join(behind);
     }
@@ -114,14 +114,14 @@ fn to_file(
 
 /// Exports all records. Any error means that the export failed.
 pub(super) fn run(
-    access: &Access,
-    arguments: &Arguments,
-    abandon: &Abandon,
-) -> anyhow::Result<Outcome> {
+    access: &ClusterAccess,
+    arguments: &ExportArguments,
+    abandon: &AbandonSignal,
+) -> anyhow::Result<CommandOutcome> {
     let records = match arguments.path() {
         None => write(access, arguments, abandon, std::io::stdout())?,
         Some(path) => to_file(access, arguments, abandon, path)?,
     };
     output::note(&format!("{records} records"));
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

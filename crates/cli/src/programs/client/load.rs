@@ -1,10 +1,10 @@
 //! `farleaf client load`: loads records from a CSV file.
 
-use super::{Abandon, Outcome, sending};
+use super::{AbandonSignal, CommandOutcome, sending};
 use crate::programs::layout::{FromRows, Reading};
 use clap::Args;
-use farleaf_bench::input::{CsvOptions, Rows};
-use farleaf_cluster::client::{Client, Connection};
+use farleaf_bench::input::{CsvOptions, InputRows};
+use farleaf_cluster::client::{ClusterClient, ClusterConnection};
 use farleaf_cluster::text::Notation;
 use farleaf_command_line::exit::UsageError;
 use farleaf_command_line::output;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Options of `farleaf client load`.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Arguments {
+pub(crate) struct LoadArguments {
     /// Load this CSV file, plain, gzip or zstd, or - for stdin
     pub(crate) file: PathBuf,
     /// Treat the first row as a record, for byte strings; files of numbers need no header
@@ -50,22 +50,22 @@ const FILLED: f64 = 0.9;
 
 /// Records from the rows of a file. The first error ends those of [`Iterator::next`] and is kept in
 /// `error`.
-struct Records<L: Layout> {
-    rows: Rows,
+struct LoadRecords<L: Layout> {
+    rows: InputRows,
     notation: Notation,
     error: Option<anyhow::Error>,
-    abandon: Abandon,
-    owners: Owners<L>,
+    abandon: AbandonSignal,
+    owners: RecordsPerOwner<L>,
 }
 
 /// Counts the records that each compute server received.
-struct Owners<L: Layout> {
+struct RecordsPerOwner<L: Layout> {
     map: Arc<PartitionMap<OwnedKey<L>>>,
     /// Number of records, by compute server.
     records: BTreeMap<u16, u64>,
 }
 
-impl<L: Layout> Owners<L> {
+impl<L: Layout> RecordsPerOwner<L> {
     fn count(&mut self, key: &L::Key) {
         *self.records.entry(self.map.owner_of(key)).or_default() += 1;
     }
@@ -85,7 +85,7 @@ impl<L: Layout> Owners<L> {
     }
 }
 
-impl<L: FromRows> Records<L> {
+impl<L: FromRows> LoadRecords<L> {
     /// The next record; `None` at the end of the file. An error is not its end.
     fn read(&mut self) -> anyhow::Result<Option<OwnedRecord<L>>> {
         self.abandon.check()?;
@@ -97,7 +97,7 @@ impl<L: FromRows> Records<L> {
     }
 }
 
-impl<L: FromRows> Iterator for Records<L> {
+impl<L: FromRows> Iterator for LoadRecords<L> {
     type Item = OwnedRecord<L>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -112,8 +112,8 @@ impl<L: FromRows> Iterator for Records<L> {
 }
 
 async fn bulk<L: FromRows>(
-    client: &Client<L>,
-    records: &RefCell<Records<L>>,
+    client: &ClusterClient<L>,
+    records: &RefCell<LoadRecords<L>>,
     fill: f64,
     count: &dyn Fn(u64),
 ) -> Result<(), anyhow::Error> {
@@ -133,20 +133,20 @@ async fn bulk<L: FromRows>(
 
 /// Loads the file.
 pub(super) fn run<L: FromRows>(
-    connection: &Connection<L>,
+    connection: &ClusterConnection<L>,
     notation: Notation,
-    arguments: &Arguments,
-    abandon: &Abandon,
-) -> anyhow::Result<Outcome> {
+    arguments: &LoadArguments,
+    abandon: &AbandonSignal,
+) -> anyhow::Result<CommandOutcome> {
     let (key, value) = (arguments.key_column.clone(), arguments.value_column.clone());
     let csv = CsvOptions { key, value, max_field_bytes: arguments.max_field_bytes };
     let reading = Reading { csv, has_header: !arguments.no_header };
     let bar = output::bar("records", None);
     let (loaded, warning) = connection.run(async |client| {
         let rows = L::open(&arguments.file, &reading)?;
-        let owners = Owners { map: client.map(), records: BTreeMap::new() };
+        let owners = RecordsPerOwner { map: client.map(), records: BTreeMap::new() };
         let abandon = abandon.clone();
-        let records = Records { rows, notation, error: None, abandon, owners };
+        let records = LoadRecords { rows, notation, error: None, abandon, owners };
         let records = RefCell::new(records);
         let count = |sent| bar.inc(sent);
         if arguments.bulk {
@@ -167,5 +167,5 @@ pub(super) fn run<L: FromRows>(
     if let Some(warning) = warning {
         output::note(&warning);
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

@@ -7,14 +7,14 @@ mod load;
 mod sending;
 mod tally;
 
-pub(crate) use commands::{Line, Outcome};
+pub(crate) use commands::{CommandOutcome, OperationLine};
 
 use commands::run_line;
 
 use super::ClusterLocation;
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use farleaf_cluster::client::{Connection, ConnectionConfig, Located};
+use farleaf_cluster::client::{ClusterConnection, ConnectionConfig, Located};
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_cluster::text::Notation;
 use farleaf_cluster::with_layout;
@@ -37,16 +37,16 @@ use std::time::Duration;
     expected, 2 invalid command line or \
     file."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct ClientArguments {
     #[command(flatten)]
-    access: Access,
+    access: ClusterAccess,
     #[command(subcommand)]
-    command: Command,
+    command: ClientCommand,
 }
 
 /// How to reach a cluster, and how to write its keys and values.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Access {
+pub(crate) struct ClusterAccess {
     #[command(flatten)]
     pub(super) place: ClusterLocation,
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub(crate) struct Access {
     hex: bool,
 }
 
-impl Access {
+impl ClusterAccess {
     /// Finds the cluster. Clients of its connection have at most `depth` requests in flight.
     pub(super) fn locate(&self, depth: usize) -> anyhow::Result<Located> {
         let located = locate(&self.place, &self.timeout, depth)?;
@@ -91,7 +91,7 @@ impl OperationTimeout {
 
 /// The commands of a client.
 #[derive(Clone, Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum ClientCommand {
     /// Print the value of a key
     Get {
         /// The key
@@ -141,19 +141,19 @@ pub(crate) enum Command {
     /// meanwhile.
     Count(RangeArguments),
     /// Set the records of a CSV file
-    Load(load::Arguments),
+    Load(load::LoadArguments),
     /// Write all records to a CSV file that `load --bulk` reads
     ///
     /// The export is a scan, not a snapshot: it may contain some of the changes that happen
     /// meanwhile.
-    Export(export::Arguments),
+    Export(export::ExportArguments),
     /// Write all acknowledged changes to the memory servers: a crash of a compute server then loses
     /// none of them
     Flush,
     /// Empty the index; operations under way are retried on the new index or fail
     Clear,
     /// Measure throughput and latency of the cluster
-    Bench(Box<bench::Arguments>),
+    Bench(Box<bench::ClientBenchArguments>),
 }
 
 /// A range of keys.
@@ -197,9 +197,9 @@ pub(crate) fn locate(
 
 /// A request to end a long command early; never raised by default.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Abandon(Arc<AtomicBool>);
+pub(crate) struct AbandonSignal(Arc<AtomicBool>);
 
-impl Abandon {
+impl AbandonSignal {
     /// Creates a request that Ctrl-C raises. From then on Ctrl-C has no other effect in this
     /// process.
     pub(crate) fn on_interrupt() -> std::io::Result<Self> {
@@ -233,28 +233,32 @@ impl Abandon {
     }
 }
 
-impl Command {
+impl ClientCommand {
     /// The command as a single operation, if it is one; a shell runs these over its existing
     /// connection.
-    pub(crate) fn line(&self) -> Option<Line> {
+    pub(crate) fn line(&self) -> Option<OperationLine> {
         Some(match self.clone() {
-            Self::Get { key } => Line::Get { key },
-            Self::Put { key, value } => Line::Put { key, value },
-            Self::Insert { key, value } => Line::Insert { key, value },
-            Self::Update { key, value } => Line::Update { key, value },
-            Self::Remove { key } => Line::Remove { key },
+            Self::Get { key } => OperationLine::Get { key },
+            Self::Put { key, value } => OperationLine::Put { key, value },
+            Self::Insert { key, value } => OperationLine::Insert { key, value },
+            Self::Update { key, value } => OperationLine::Update { key, value },
+            Self::Remove { key } => OperationLine::Remove { key },
             Self::CompareExchange { key, expected, new } => {
-                Line::CompareExchange { key, expected, new }
+                OperationLine::CompareExchange { key, expected, new }
             }
-            Self::Scan(scan) => Line::Scan(scan),
-            Self::Count(range) => Line::Count(range),
-            Self::Flush => Line::Flush,
+            Self::Scan(scan) => OperationLine::Scan(scan),
+            Self::Count(range) => OperationLine::Count(range),
+            Self::Flush => OperationLine::Flush,
             Self::Load(_) | Self::Export(_) | Self::Clear | Self::Bench(_) => return None,
         })
     }
 
     /// Runs the command over new connections, and returns its outcome.
-    pub(crate) fn run(&self, access: &Access, abandon: &Abandon) -> anyhow::Result<Outcome> {
+    pub(crate) fn run(
+        &self,
+        access: &ClusterAccess,
+        abandon: &AbandonSignal,
+    ) -> anyhow::Result<CommandOutcome> {
         match self {
             Self::Load(load) => {
                 let located = access.locate(256)?;
@@ -265,7 +269,7 @@ impl Command {
             Self::Export(export) => export::run(access, export, abandon),
             Self::Clear => {
                 access.locate(256)?.clear(CLEAR_WITHIN)?;
-                Ok(Outcome::Done)
+                Ok(CommandOutcome::Done)
             }
             Self::Bench(bench) => bench::run(access, bench, abandon),
             line => {
@@ -277,28 +281,28 @@ impl Command {
 }
 
 /// A connection to a cluster of any layout.
-pub(crate) trait Opened {
+pub(crate) trait OpenedConnection {
     /// Executes one operation and prints its results. Also returns whether it has printed anything.
     fn run(
         &self,
-        line: &Line,
+        line: &OperationLine,
         notation: Notation,
-        abandon: &Abandon,
-    ) -> (anyhow::Result<Outcome>, bool);
+        abandon: &AbandonSignal,
+    ) -> (anyhow::Result<CommandOutcome>, bool);
 
-    /// The registered compute servers ([`Connection::servers`]).
+    /// The registered compute servers ([`ClusterConnection::servers`]).
     fn servers(&self) -> Vec<(u16, String, u64)>;
 
-    /// The changes that were acknowledged to it ([`Connection::acknowledged`]).
+    /// The changes that were acknowledged to it ([`ClusterConnection::acknowledged`]).
     fn acknowledged(&self) -> Arc<Acknowledged>;
 }
 
 /// Connects to the cluster, in place of the connection `former` if there is one.
 pub(crate) fn open(
-    access: &Access,
+    access: &ClusterAccess,
     depth: usize,
-    former: Option<&dyn Opened>,
-) -> anyhow::Result<Box<dyn Opened>> {
+    former: Option<&dyn OpenedConnection>,
+) -> anyhow::Result<Box<dyn OpenedConnection>> {
     let mut located = access.locate(depth)?;
     if let Some(former) = former {
         located = located.continuing(former.acknowledged());
@@ -306,14 +310,14 @@ pub(crate) fn open(
     Ok(with_layout!(located.layout(), L => Box::new(located.connect::<L>()?)))
 }
 
-impl<L: ClusterLayout> Opened for Connection<L> {
+impl<L: ClusterLayout> OpenedConnection for ClusterConnection<L> {
     fn run(
         &self,
-        line: &Line,
+        line: &OperationLine,
         notation: Notation,
-        abandon: &Abandon,
-    ) -> (anyhow::Result<Outcome>, bool) {
-        let ran = Connection::run(self, async |client| {
+        abandon: &AbandonSignal,
+    ) -> (anyhow::Result<CommandOutcome>, bool) {
+        let ran = ClusterConnection::run(self, async |client| {
             let mut out = Printed { out: std::io::stdout().lock(), is_printed: false };
             let outcome = run_line::<L>(&client, line, notation, abandon, &mut out).await;
             let flushed = out.flush().context("cannot write stdout");
@@ -324,11 +328,11 @@ impl<L: ClusterLayout> Opened for Connection<L> {
     }
 
     fn acknowledged(&self) -> Arc<Acknowledged> {
-        Connection::acknowledged(self)
+        ClusterConnection::acknowledged(self)
     }
 
     fn servers(&self) -> Vec<(u16, String, u64)> {
-        Connection::servers(self)
+        ClusterConnection::servers(self)
     }
 }
 
@@ -350,16 +354,16 @@ impl<W: Write> Write for Printed<W> {
 }
 
 /// Runs one command; returns whether it succeeded.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
-    let Arguments { access, command } = arguments;
+pub(crate) fn run(arguments: &ClientArguments) -> anyhow::Result<bool> {
+    let ClientArguments { access, command } = arguments;
     let abandon = match command {
         // An export has a temporary file to remove.
-        Command::Export(_) => Abandon::on_end().context("cannot catch signals")?,
-        _ => Abandon::default(),
+        ClientCommand::Export(_) => AbandonSignal::on_end().context("cannot catch signals")?,
+        _ => AbandonSignal::default(),
     };
     match command.run(access, &abandon)? {
-        Outcome::Done => Ok(true),
-        Outcome::No(why) => {
+        CommandOutcome::Done => Ok(true),
+        CommandOutcome::No(why) => {
             farleaf_command_line::output::note(&why);
             Ok(false)
         }

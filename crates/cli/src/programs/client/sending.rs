@@ -9,7 +9,7 @@
 //!
 //! *Thread safety*: belongs to its client's thread.
 
-use farleaf_cluster::client::Client;
+use farleaf_cluster::client::ClusterClient;
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_index::{Encoded, IndexError, RangeIndex};
 use farleaf_page::{Layout, OwnedRecord};
@@ -61,9 +61,9 @@ pub(super) fn before(loaded: u64, unknown: u64) -> String {
 }
 
 /// The rows since the last flush.
-struct Kept<'a, L: Layout> {
+struct UnflushedRows<'a, L: Layout> {
     rows: &'a mut dyn FnMut() -> Option<OwnedRecord<L>>,
-    lanes: Vec<Lane<L>>,
+    lanes: Vec<SendLane<L>>,
     records: usize,
     bytes: usize,
     /// There are no more rows.
@@ -71,12 +71,12 @@ struct Kept<'a, L: Layout> {
     error: Option<IndexError>,
 }
 
-struct Lane<L: Layout> {
+struct SendLane<L: Layout> {
     records: Vec<OwnedRecord<L>>,
     sent: usize,
 }
 
-impl<L: Layout> Kept<'_, L> {
+impl<L: Layout> UnflushedRows<'_, L> {
     /// The lane of a key (LD1).
     fn lane_of(key: &L::Key) -> usize {
         let mut hasher = DefaultHasher::new();
@@ -121,7 +121,7 @@ impl<L: Layout> Kept<'_, L> {
     }
 }
 
-impl<L: Layout> Lane<L> {
+impl<L: Layout> SendLane<L> {
     fn unsent(&self) -> &[OwnedRecord<L>] {
         &self.records[self.sent..]
     }
@@ -133,13 +133,13 @@ impl<L: Layout> Lane<L> {
 /// # Errors
 /// [`Stopped`].
 pub(super) async fn send<L: ClusterLayout>(
-    client: &Client<L>,
+    client: &ClusterClient<L>,
     rows: &mut dyn FnMut() -> Option<OwnedRecord<L>>,
     count: &dyn Fn(u64),
 ) -> Result<u64, Stopped> {
-    let lane = || Lane { records: Vec::new(), sent: 0 };
+    let lane = || SendLane { records: Vec::new(), sent: 0 };
     let lanes = (0..LANES).map(|_| lane()).collect();
-    let kept = Kept { rows, lanes, records: 0, bytes: 0, is_over: false, error: None };
+    let kept = UnflushedRows { rows, lanes, records: 0, bytes: 0, is_over: false, error: None };
     let kept = RefCell::new(kept);
     let mut loaded = 0;
     while !kept.borrow().is_over {
@@ -156,8 +156,8 @@ pub(super) async fn send<L: ClusterLayout>(
 
 /// Sets rows until enough are kept, and flushes them (LD2).
 async fn send_kept<L: ClusterLayout>(
-    client: &Client<L>,
-    kept: &RefCell<Kept<'_, L>>,
+    client: &ClusterClient<L>,
+    kept: &RefCell<UnflushedRows<'_, L>>,
     count: &dyn Fn(u64),
 ) -> Result<(), IndexError> {
     let mut attempts = 0;
@@ -193,7 +193,7 @@ async fn send_kept<L: ClusterLayout>(
 }
 
 /// Flushes, although that may take longer than the deadline of an operation.
-async fn flush<L: ClusterLayout>(client: &Client<L>) -> Result<(), IndexError> {
+async fn flush<L: ClusterLayout>(client: &ClusterClient<L>) -> Result<(), IndexError> {
     for _ in 1..ATTEMPTS {
         match client.flush().await {
             Err(IndexError::Indeterminate(_)) => {}

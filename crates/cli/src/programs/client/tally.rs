@@ -1,9 +1,10 @@
 //! Counters and output of a client's benchmark.
 //!
-//! *Thread safety*: a [`Tally`] belongs to its client; all clients share one [`Progress`].
+//! *Thread safety*: a [`ClientTally`] belongs to its client; all clients share one
+//! [`ClientProgress`].
 
 use comfy_table::{Table, presets};
-use farleaf_bench::workload::Operation;
+use farleaf_bench::workload::WorkloadOperation;
 use farleaf_command_line::output::{self, grouped};
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_index::IndexError;
@@ -12,7 +13,7 @@ use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 
 /// Counters of one client.
-pub(super) struct Tally {
+pub(super) struct ClientTally {
     /// Latencies of the operations that were completed.
     pub(super) latency_ns: Histogram<u64>,
     /// Lookups, changes and scans that found no record.
@@ -28,7 +29,7 @@ pub(super) struct Tally {
     pub(super) end_ns: u64,
 }
 
-impl Tally {
+impl ClientTally {
     pub(super) fn new(start_ns: u64) -> anyhow::Result<Self> {
         Ok(Self {
             latency_ns: Histogram::new_with_bounds(1, 60_000_000_000, 3)?,
@@ -46,7 +47,7 @@ impl Tally {
     /// Counts an operation. Returns the number of consecutive failures at the same compute server.
     pub(super) fn record(
         &mut self,
-        operation: &Operation,
+        operation: &WorkloadOperation,
         owner: u16,
         outcome: Result<bool, IndexError>,
         ns: u64,
@@ -55,7 +56,7 @@ impl Tally {
         let error = match outcome {
             Ok(found) => {
                 match operation {
-                    Operation::Insert { .. } => self.present += u64::from(!found),
+                    WorkloadOperation::Insert { .. } => self.present += u64::from(!found),
                     _ => self.absent += u64::from(!found),
                 }
                 self.latency_ns.saturating_record(ns);
@@ -145,7 +146,7 @@ impl Tally {
 const SAY_EVERY_NS: u64 = 5_000_000_000;
 
 /// Progress of all clients, and whether they have given up.
-pub(super) struct Progress {
+pub(super) struct ClientProgress {
     bar: ProgressBar,
     done: AtomicU64,
     failed: AtomicU64,
@@ -156,7 +157,7 @@ pub(super) struct Progress {
     has_given_up: AtomicU64,
 }
 
-impl Progress {
+impl ClientProgress {
     pub(super) fn new(operations: Option<u64>) -> Self {
         Self {
             bar: output::bar("operations", operations),

@@ -29,7 +29,7 @@ pub(super) fn file(state: Option<OsString>, home: Option<OsString>) -> Option<Pa
 
 /// The place where lines are kept.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct HistoryFile {
     path: Option<PathBuf>,
 }
 
@@ -38,7 +38,7 @@ fn make_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
-impl Kept {
+impl HistoryFile {
     /// Reads the lines of earlier sessions.
     pub(super) fn open(path: Option<PathBuf>, lines: &mut FileHistory) -> Self {
         let mut kept = Self { path };
@@ -110,19 +110,19 @@ mod tests {
         let path = folder.path().join("a/b/history");
         for (session, line) in ["get 1", "put 1 2", "scan 0"].into_iter().enumerate() {
             let mut lines = FileHistory::new();
-            let mut kept = Kept::open(Some(path.clone()), &mut lines);
+            let mut kept = HistoryFile::open(Some(path.clone()), &mut lines);
             assert_eq!(remembered(&lines).len(), session);
             kept.add(line, &mut lines);
             kept.add(&"x".repeat(LINE_BYTES + 1), &mut lines);
             assert_eq!(kept.path(), Some(&*path));
         }
         let mut lines = FileHistory::new();
-        Kept::open(Some(path.clone()), &mut lines);
+        HistoryFile::open(Some(path.clone()), &mut lines);
         assert_eq!(remembered(&lines), ["get 1", "put 1 2", "scan 0"]);
         // Only the user may read the history.
         assert_eq!(metadata(&path).unwrap().permissions().mode() & 0o077, 0);
         // The file disappears in the middle of a session: the next line creates a new one.
-        let mut kept = Kept::open(Some(path.clone()), &mut lines);
+        let mut kept = HistoryFile::open(Some(path.clone()), &mut lines);
         std::fs::remove_file(&path).unwrap();
         kept.add("get 2", &mut lines);
         assert!(path.exists());
@@ -135,7 +135,7 @@ mod tests {
         std::fs::write(&plain, "").unwrap();
         for path in [folder.path().to_owned(), plain.join("history"), "/proc/none/history".into()] {
             let mut lines = FileHistory::new();
-            let mut kept = Kept::open(Some(path), &mut lines);
+            let mut kept = HistoryFile::open(Some(path), &mut lines);
             assert_eq!(kept.path(), None);
             kept.add("get 1", &mut lines);
             assert_eq!(remembered(&lines), ["get 1"]);
@@ -144,7 +144,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("history");
         let mut lines = FileHistory::new();
-        let mut kept = Kept::open(Some(path), &mut lines);
+        let mut kept = HistoryFile::open(Some(path), &mut lines);
         drop(folder);
         kept.add("get 1", &mut lines);
         kept.add("get 2", &mut lines);

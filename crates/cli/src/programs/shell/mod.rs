@@ -4,22 +4,22 @@ mod history;
 mod session;
 mod words;
 
-use super::client::{Abandon, Access, Command as ClientCommand, Outcome};
+use super::client::{AbandonSignal, ClientCommand, ClusterAccess, CommandOutcome};
 use super::status;
 use super::terminal::Modes;
 use anyhow::Context;
 use clap::Args;
 use farleaf_command_line::output::{causes, error_line, is_broken_pipe, note};
 use farleaf_fabric::listener::start_thread;
-use history::Kept;
+use history::HistoryFile;
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{Config, Editor};
-use session::Session;
+use session::ShellSession;
 use signal_hook::consts::{SIGHUP, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
-use words::{Asked, Command, LINE_BYTES, parse};
+use words::{LINE_BYTES, ParsedLine, ShellCommand, parse};
 
 /// Options of `farleaf shell`.
 #[derive(Debug, Args)]
@@ -31,22 +31,22 @@ use words::{Asked, Command, LINE_BYTES, parse};
     run. # begins a comment.\n\nExit codes: 0 success, 1 a line of a script failed, 2 invalid \
     command line or file."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct ShellArguments {
     #[command(flatten)]
-    access: Access,
+    access: ClusterAccess,
 }
 
 /// What the shell does after a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum ShellStep {
     Line,
     End,
 }
 
 struct Shell<'a> {
-    arguments: &'a Arguments,
-    abandon: &'a Abandon,
-    session: Session<'a>,
+    arguments: &'a ShellArguments,
+    abandon: &'a AbandonSignal,
+    session: ShellSession<'a>,
     /// Text at the end of the help.
     more_help: String,
 }
@@ -60,43 +60,43 @@ fn say(text: &str) -> anyhow::Result<()> {
 impl Shell<'_> {
     /// Executes a line and prints its results, or `ok` if there are none. Returns the command's
     /// failure as the error.
-    fn line(&mut self, text: &str) -> anyhow::Result<Next> {
+    fn line(&mut self, text: &str) -> anyhow::Result<ShellStep> {
         let command = match parse(text, &self.more_help).map_err(anyhow::Error::msg)? {
-            Asked::Nothing => return Ok(Next::Line),
-            Asked::Help(help) => {
+            ParsedLine::Nothing => return Ok(ShellStep::Line),
+            ParsedLine::Help(help) => {
                 say(&help)?;
-                return Ok(Next::Line);
+                return Ok(ShellStep::Line);
             }
-            Asked::Command(command) => command,
+            ParsedLine::Command(command) => command,
         };
         self.abandon.forget();
         let access = &self.arguments.access;
         match *command {
-            Command::Quit => return Ok(Next::End),
-            Command::Status { json } => {
+            ShellCommand::Quit => return Ok(ShellStep::End),
+            ShellCommand::Status { json } => {
                 anyhow::ensure!(status::show(&access.place, json)?, "the cluster does not serve");
             }
-            Command::Client(command) => self.client(&command, access)?,
+            ShellCommand::Client(command) => self.client(&command, access)?,
         }
-        Ok(Next::Line)
+        Ok(ShellStep::Line)
     }
 
-    fn client(&mut self, command: &ClientCommand, access: &Access) -> anyhow::Result<()> {
+    fn client(&mut self, command: &ClientCommand, access: &ClusterAccess) -> anyhow::Result<()> {
         let (outcome, is_printed) = match command.line() {
             Some(line) => self.session.run(&line),
             None => (command.run(access, self.abandon), true),
         };
         match outcome? {
-            Outcome::Done if is_printed => Ok(()),
-            Outcome::Done if matches!(command, ClientCommand::Scan(_)) => say("no records"),
-            Outcome::Done => say("ok"),
-            Outcome::No(why) => Err(anyhow::Error::msg(why)),
+            CommandOutcome::Done if is_printed => Ok(()),
+            CommandOutcome::Done if matches!(command, ClientCommand::Scan(_)) => say("no records"),
+            CommandOutcome::Done => say("ok"),
+            CommandOutcome::No(why) => Err(anyhow::Error::msg(why)),
         }
     }
 }
 
 /// Runs the shell; returns whether all lines of a script succeeded.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
+pub(crate) fn run(arguments: &ShellArguments) -> anyhow::Result<bool> {
     // A cluster that does not serve now may serve later, but a location without a cluster is an
     // error.
     let place = &arguments.access.place;
@@ -106,10 +106,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     let is_interactive = io::stdin().is_terminal();
     let abandon = match is_interactive {
-        true => Abandon::on_interrupt().context("cannot catch Ctrl-C")?,
-        false => Abandon::default(),
+        true => AbandonSignal::on_interrupt().context("cannot catch Ctrl-C")?,
+        false => AbandonSignal::default(),
     };
-    let session = Session::new(&arguments.access, &abandon);
+    let session = ShellSession::new(&arguments.access, &abandon);
     let shell = Shell { arguments, abandon: &abandon, session, more_help: String::new() };
     if is_interactive { prompt(shell).map(|()| true) } else { script(shell) }
 }
@@ -141,7 +141,7 @@ fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
     let mut editor: Editor<(), FileHistory> = Editor::with_config(config)?;
     let variable = |name| std::env::var_os(name);
     let path = history::file(variable("XDG_STATE_HOME"), variable("HOME"));
-    let mut kept = Kept::open(path, editor.history_mut());
+    let mut kept = HistoryFile::open(path, editor.history_mut());
     shell.more_help = match kept.path() {
         Some(path) => format!("Lines are kept in {}.", path.display()),
         None => "Lines are kept for this session only.".to_owned(),
@@ -164,8 +164,8 @@ fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
             kept.add(&text, editor.history_mut());
         }
         match shell.line(&text) {
-            Ok(Next::Line) => {}
-            Ok(Next::End) => return Ok(()),
+            Ok(ShellStep::Line) => {}
+            Ok(ShellStep::End) => return Ok(()),
             Err(error) if is_broken_pipe(&error) => return Err(error),
             Err(error) => error_line(&causes(&error)),
         }
@@ -205,8 +205,8 @@ fn script(mut shell: Shell<'_>) -> anyhow::Result<bool> {
         let read = read_line(&mut io::stdin().lock()).context("cannot read stdin")?;
         let Some(text) = read else { break };
         match text.map_err(anyhow::Error::msg).and_then(|text| shell.line(&text)) {
-            Ok(Next::Line) => {}
-            Ok(Next::End) => break,
+            Ok(ShellStep::Line) => {}
+            Ok(ShellStep::End) => break,
             Err(error) if is_broken_pipe(&error) => return Err(error),
             Err(error) => {
                 error_line(&format!("line {number}: {}", causes(&error)));

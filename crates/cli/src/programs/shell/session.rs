@@ -8,7 +8,9 @@
 //! servers have moved, the operation has printed nothing, and it either changes nothing or is known
 //! not to have happened.
 
-use crate::programs::client::{Abandon, Access, Line, Opened, Outcome, open};
+use crate::programs::client::{
+    AbandonSignal, ClusterAccess, CommandOutcome, OpenedConnection, OperationLine, open,
+};
 use farleaf_command_line::output::is_broken_pipe;
 use farleaf_index::IndexError;
 
@@ -16,14 +18,14 @@ use farleaf_index::IndexError;
 const DEPTH: usize = 256;
 
 /// A connection to a cluster, reopened as needed.
-pub(super) struct Session<'a> {
-    access: &'a Access,
-    abandon: &'a Abandon,
-    connection: Option<Box<dyn Opened>>,
+pub(super) struct ShellSession<'a> {
+    access: &'a ClusterAccess,
+    abandon: &'a AbandonSignal,
+    connection: Option<Box<dyn OpenedConnection>>,
 }
 
 /// Whether the operation is idempotent, and its error does not have to be reported.
-fn is_harmless(line: &Line, error: &anyhow::Error) -> bool {
+fn is_harmless(line: &OperationLine, error: &anyhow::Error) -> bool {
     match error.downcast_ref() {
         Some(IndexError::Indeterminate(_)) => line.is_reading(),
         // A second flush would succeed: a loss is reported once.
@@ -33,14 +35,14 @@ fn is_harmless(line: &Line, error: &anyhow::Error) -> bool {
     }
 }
 
-impl<'a> Session<'a> {
+impl<'a> ShellSession<'a> {
     /// Connects on first use.
-    pub(super) fn new(access: &'a Access, abandon: &'a Abandon) -> Self {
+    pub(super) fn new(access: &'a ClusterAccess, abandon: &'a AbandonSignal) -> Self {
         Self { access, abandon, connection: None }
     }
 
     /// Executes one operation and prints its results. Also returns whether it has printed anything.
-    pub(super) fn run(&mut self, line: &Line) -> (anyhow::Result<Outcome>, bool) {
+    pub(super) fn run(&mut self, line: &OperationLine) -> (anyhow::Result<CommandOutcome>, bool) {
         let connection = match self.connection.take() {
             Some(connection) => connection,
             None => match open(self.access, DEPTH, None) {
@@ -85,19 +87,27 @@ mod tests {
         let (key, value) = ("1".to_owned(), "1".to_owned());
         let range = RangeArguments::default();
         let scan = ScanArguments { range: range.clone(), limit: 1, reverse: false };
-        let reading =
-            [Line::Get { key: key.clone() }, Line::Scan(scan), Line::Count(range), Line::Flush];
+        let reading = [
+            OperationLine::Get { key: key.clone() },
+            OperationLine::Scan(scan),
+            OperationLine::Count(range),
+            OperationLine::Flush,
+        ];
         let changes = [
-            Line::Put { key: key.clone(), value: value.clone() },
-            Line::Insert { key: key.clone(), value: value.clone() },
-            Line::Update { key: key.clone(), value: value.clone() },
-            Line::CompareExchange { key: key.clone(), expected: value.clone(), new: value },
-            Line::Remove { key },
+            OperationLine::Put { key: key.clone(), value: value.clone() },
+            OperationLine::Insert { key: key.clone(), value: value.clone() },
+            OperationLine::Update { key: key.clone(), value: value.clone() },
+            OperationLine::CompareExchange {
+                key: key.clone(),
+                expected: value.clone(),
+                new: value,
+            },
+            OperationLine::Remove { key },
         ];
         assert!(reading.iter().all(|line| is_harmless(line, &unknown)));
         assert!(!changes.iter().any(|line| is_harmless(line, &unknown)));
         assert!(reading.iter().chain(&changes).all(|line| is_harmless(line, &known)));
         assert!(!reading.iter().chain(&changes).any(|line| is_harmless(line, &other)));
-        assert!(!is_harmless(&Line::Flush, &lost), "a second flush would succeed");
+        assert!(!is_harmless(&OperationLine::Flush, &lost), "a second flush would succeed");
     }
 }

@@ -13,16 +13,16 @@ pub(super) const LINE_BYTES: usize = 4096;
     max_term_width = 100,
     about = "Keys and values are whole numbers from 0 to 2^64 - 1, or byte strings if the cluster has these: 'user\\x00', in quotes because of the backslash. `help COMMAND` says more."
 )]
-struct Words {
+struct ShellWords {
     #[command(subcommand)]
-    command: Command,
+    command: ShellCommand,
 }
 
 /// A parsed command of the shell.
 #[derive(Debug, Subcommand)]
-pub(super) enum Command {
+pub(super) enum ShellCommand {
     #[command(flatten)]
-    Client(client::Command),
+    Client(client::ClientCommand),
     /// Show the state of the cluster, and whether it serves
     Status {
         /// Print JSON
@@ -36,40 +36,41 @@ pub(super) enum Command {
 
 /// The meaning of a line.
 #[derive(Debug)]
-pub(super) enum Asked {
+pub(super) enum ParsedLine {
     /// Nothing: the line is empty or a comment.
     Nothing,
     /// Show this help text.
     Help(String),
     /// Run this command.
-    Command(Box<Command>),
+    Command(Box<ShellCommand>),
 }
 
 /// Parses a line. An error describes in one line what is wrong. `more_help` is appended to the
 /// help.
-pub(super) fn parse(line: &str, more_help: &str) -> Result<Asked, String> {
+pub(super) fn parse(line: &str, more_help: &str) -> Result<ParsedLine, String> {
     if line.len() > LINE_BYTES {
         return Err(format!("the line is longer than {LINE_BYTES} bytes"));
     }
     if line.trim_start().starts_with('#') {
-        return Ok(Asked::Nothing);
+        return Ok(ParsedLine::Nothing);
     }
     let words = shlex::split(line).ok_or("unclosed quotation mark, or nothing after a `\\`")?;
     if words.is_empty() {
-        return Ok(Asked::Nothing);
+        return Ok(ParsedLine::Nothing);
     }
-    let known = Words::command().after_help(more_help.to_owned());
-    let read = known.try_get_matches_from(words).and_then(|found| Words::from_arg_matches(&found));
+    let known = ShellWords::command().after_help(more_help.to_owned());
+    let read =
+        known.try_get_matches_from(words).and_then(|found| ShellWords::from_arg_matches(&found));
     match read {
-        Ok(Words { command: Command::Client(client::Command::Load(load)) })
+        Ok(ShellWords { command: ShellCommand::Client(client::ClientCommand::Load(load)) })
             if load.file.as_os_str() == "-" =>
         {
             Err("the shell reads stdin itself: name a file".to_owned())
         }
-        Ok(words) => Ok(Asked::Command(Box::new(words.command))),
+        Ok(words) => Ok(ParsedLine::Command(Box::new(words.command))),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                Ok(Asked::Help(error.render().to_string()))
+                Ok(ParsedLine::Help(error.render().to_string()))
             }
             _ => Err(farleaf_command_line::exit::first_paragraph(&error)),
         },
@@ -79,12 +80,12 @@ pub(super) fn parse(line: &str, more_help: &str) -> Result<Asked, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use client::{Line, RangeArguments, ScanArguments};
+    use client::{OperationLine, RangeArguments, ScanArguments};
 
-    fn line(text: &str) -> Option<Line> {
+    fn line(text: &str) -> Option<OperationLine> {
         match parse(text, "") {
-            Ok(Asked::Command(command)) => match *command {
-                Command::Client(command) => command.line(),
+            Ok(ParsedLine::Command(command)) => match *command {
+                ShellCommand::Client(command) => command.line(),
                 _ => None,
             },
             _ => None,
@@ -93,37 +94,45 @@ mod tests {
 
     fn help(text: &str) -> String {
         match parse(text, "the end") {
-            Ok(Asked::Help(help)) => help,
+            Ok(ParsedLine::Help(help)) => help,
             other => panic!("{text}: {other:?}"),
         }
     }
 
     #[test]
     fn lines_are_commands() {
-        Words::command().debug_assert();
+        ShellWords::command().debug_assert();
         let (key, value) = (|| "5".to_owned(), || "6".to_owned());
-        assert_eq!(line("get 5"), Some(Line::Get { key: key() }));
-        assert_eq!(line("  put  5 \"6\" "), Some(Line::Put { key: key(), value: value() }));
-        assert_eq!(line("insert 5 6"), Some(Line::Insert { key: key(), value: value() }));
-        assert_eq!(line("update 5 6"), Some(Line::Update { key: key(), value: value() }));
-        assert_eq!(line("remove 5"), Some(Line::Remove { key: key() }));
-        assert_eq!(line("flush"), Some(Line::Flush));
+        assert_eq!(line("get 5"), Some(OperationLine::Get { key: key() }));
+        assert_eq!(
+            line("  put  5 \"6\" "),
+            Some(OperationLine::Put { key: key(), value: value() })
+        );
+        assert_eq!(line("insert 5 6"), Some(OperationLine::Insert { key: key(), value: value() }));
+        assert_eq!(line("update 5 6"), Some(OperationLine::Update { key: key(), value: value() }));
+        assert_eq!(line("remove 5"), Some(OperationLine::Remove { key: key() }));
+        assert_eq!(line("flush"), Some(OperationLine::Flush));
         // Quotes preserve backslashes, as in other shells.
-        assert_eq!(line("get 'a\\x00'"), Some(Line::Get { key: "a\\x00".to_owned() }));
+        assert_eq!(line("get 'a\\x00'"), Some(OperationLine::Get { key: "a\\x00".to_owned() }));
         let range = |start: Option<&str>, end: Option<&str>, prefix: Option<&str>| {
             let [start, end, prefix] = [start, end, prefix].map(|text| text.map(str::to_owned));
             RangeArguments { start, end, prefix }
         };
         let scan = |start, prefix, limit, reverse| {
-            Some(Line::Scan(ScanArguments { range: range(start, None, prefix), limit, reverse }))
+            Some(OperationLine::Scan(ScanArguments {
+                range: range(start, None, prefix),
+                limit,
+                reverse,
+            }))
         };
         let both = range(Some("7"), Some("9"), Some("1"));
-        let counted = Line::Count(both.clone());
+        let counted = OperationLine::Count(both.clone());
         assert_eq!(line("count 7 --end 9 --prefix 1"), Some(counted));
         let scanned = ScanArguments { range: both, limit: 100, reverse: true };
         let words = "scan --prefix 1 7 --reverse --end 9";
-        assert_eq!(line(words), Some(Line::Scan(scanned)));
-        let exchange = Line::CompareExchange { key: key(), expected: value(), new: "7".to_owned() };
+        assert_eq!(line(words), Some(OperationLine::Scan(scanned)));
+        let exchange =
+            OperationLine::CompareExchange { key: key(), expected: value(), new: "7".to_owned() };
         assert_eq!(line("compare-exchange 5 6 7"), Some(exchange));
         assert_eq!(line("scan 7 --limit 3 --reverse"), scan(Some("7"), None, 3, true));
         assert_eq!(line("scan"), scan(None, None, 100, false));
@@ -133,9 +142,9 @@ mod tests {
             assert!(asked.contains(expected), "{asked}");
         }
         for nothing in ["", "  ", "# get 5", "  #"] {
-            assert!(matches!(parse(nothing, ""), Ok(Asked::Nothing)), "{nothing}");
+            assert!(matches!(parse(nothing, ""), Ok(ParsedLine::Nothing)), "{nothing}");
         }
-        assert!(matches!(parse("load records.csv", ""), Ok(Asked::Command(_))));
+        assert!(matches!(parse("load records.csv", ""), Ok(ParsedLine::Command(_))));
     }
 
     #[test]

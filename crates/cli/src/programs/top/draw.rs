@@ -1,6 +1,6 @@
 //! Renders the figures as text.
 
-use super::figures::{Row, Server, State};
+use super::figures::{ServerNumber, ServerRow, ServerState};
 use comfy_table::{CellAlignment, Table, presets};
 use farleaf_cluster::status::ClusterStatus;
 use farleaf_cluster::text::KeyRecord;
@@ -99,7 +99,7 @@ impl Wide {
 }
 
 /// Formats how much of a compute server's cache is dirty, and for how long.
-fn dirt(row: &Row) -> String {
+fn dirt(row: &ServerRow) -> String {
     match (row.dirty_bytes, row.dirty_ms) {
         (Some(0.0), _) => "0 B".to_owned(),
         (Some(dirty), Some(ms)) if ms > 0.0 => format!("{}, {:.1} s", bytes(dirty), ms / 1e3),
@@ -119,7 +119,7 @@ fn part_of(part: Option<f64>, whole: f64) -> String {
 }
 
 /// The first columns are those to look at when a server is slow.
-fn servers(rows: &[Row]) -> Wide {
+fn servers(rows: &[ServerRow]) -> Wide {
     let header = [
         "server",
         "op/s",
@@ -133,12 +133,12 @@ fn servers(rows: &[Row]) -> Wide {
         "connections",
         "address",
     ];
-    let line = |row: &Row| {
+    let line = |row: &ServerRow| {
         let state = match row.state {
-            State::Live => "live",
-            State::Silent(_) => "no answer",
-            State::NoMetrics => "no metrics",
-            State::Gone => "gone",
+            ServerState::Live => "live",
+            ServerState::Silent(_) => "no answer",
+            ServerState::NoMetrics => "no metrics",
+            ServerState::Gone => "gone",
         };
         let memory = match row.pool_bytes {
             Some(pool) => part_of(row.memory_bytes, pool),
@@ -162,7 +162,7 @@ fn servers(rows: &[Row]) -> Wide {
 }
 
 /// The LSM trees of the compute servers that have any. `None` if no server has.
-pub(super) fn trees(rows: &[Row]) -> Option<Wide> {
+pub(super) fn trees(rows: &[ServerRow]) -> Option<Wide> {
     let header = [
         "server",
         "shards",
@@ -180,7 +180,7 @@ pub(super) fn trees(rows: &[Row]) -> Option<Wide> {
         "indexes",
     ];
     let whole = |number: Option<f64>| or_none(number, |number| format!("{number:.0}"));
-    let line = |row: &Row| {
+    let line = |row: &ServerRow| {
         let trees = row.trees?;
         Some([
             row.server.to_string(),
@@ -203,7 +203,7 @@ pub(super) fn trees(rows: &[Row]) -> Option<Wide> {
     (!table.is_empty()).then_some(table)
 }
 
-fn partitions(standing: &ClusterStatus, rows: &[Row]) -> String {
+fn partitions(standing: &ClusterStatus, rows: &[ServerRow]) -> String {
     let Some(map) = &standing.map else { return "no partition map yet".to_owned() };
     let mut table = table(&["keys", "owner", "epoch"], 2);
     let key = |place: Option<usize>| {
@@ -211,7 +211,7 @@ fn partitions(standing: &ClusterStatus, rows: &[Row]) -> String {
         key.map_or(String::new(), KeyRecord::to_string)
     };
     for (place, owner) in map.owners.iter().enumerate().take(PARTITIONS) {
-        let server = Server::Compute(*owner);
+        let server = ServerNumber::Compute(*owner);
         let known = rows.iter().find(|row| row.server == server).and_then(|row| row.map_epoch);
         let epoch = match known {
             Some(known) if known != map.epoch as f64 => {
@@ -237,21 +237,21 @@ fn total(rates: impl Iterator<Item = f64>) -> f64 {
 pub(super) fn text(
     standing: &ClusterStatus,
     catalog: Option<&str>,
-    rows: &[Row],
+    rows: &[ServerRow],
     width: usize,
 ) -> String {
-    let compute = |row: &&Row| matches!(row.server, Server::Compute(_));
+    let compute = |row: &&ServerRow| matches!(row.server, ServerNumber::Compute(_));
     let loads = rows.iter().filter(compute).filter_map(|row| row.operations_per_s);
     let mut lines = vec![format!("{}; {} operations/s", standing.summary(), short(total(loads)))];
     lines.extend(catalog.map(|why| format!("cannot read the catalog: {why}")));
     lines.push(servers(rows).text(width));
     for row in rows {
         match &row.state {
-            State::Silent(why) => lines.push(format!("{}: {why}", row.server)),
-            State::NoMetrics => {
+            ServerState::Silent(why) => lines.push(format!("{}: {why}", row.server)),
+            ServerState::NoMetrics => {
                 lines.push(format!("{}: started without --metrics", row.server));
             }
-            State::Live | State::Gone => {}
+            ServerState::Live | ServerState::Gone => {}
         }
     }
     lines.extend(trees(rows).map(|trees| trees.text(width)));
@@ -261,7 +261,7 @@ pub(super) fn text(
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::Trees;
+    use super::super::figures::LsmTreeFigures;
     use super::*;
 
     /// An idle cluster had *-0 operations/s*, and a figure below 0 has no place here at all.
@@ -275,8 +275,8 @@ mod tests {
     /// memory and dirty bytes, and the table of LSM trees needs 133.
     #[test]
     fn no_column_is_hidden_on_80_columns() {
-        let tree = Trees { shards: 12.0, ..full_trees() };
-        let compute = |number| Row {
+        let tree = LsmTreeFigures { shards: 12.0, ..full_trees() };
+        let compute = |number| ServerRow {
             operations_per_s: Some(123_456.0),
             share: Some(0.5),
             hit_ratio: Some(1.0),
@@ -287,13 +287,21 @@ mod tests {
             dirty_bytes: Some(1023.9 * 1024.0),
             dirty_ms: Some(12_300.0),
             trees: Some(tree),
-            ..Row::without_figures(Server::Compute(number), State::Live, "10.20.30.40:7401".into())
+            ..ServerRow::without_figures(
+                ServerNumber::Compute(number),
+                ServerState::Live,
+                "10.20.30.40:7401".into(),
+            )
         };
-        let memory = Row {
+        let memory = ServerRow {
             operations_per_s: Some(1.0),
             memory_bytes: Some(1e9),
             pool_bytes: Some(64e9),
-            ..Row::without_figures(Server::Memory(0), State::Gone, "tcp 10.20.30.40:7400".into())
+            ..ServerRow::without_figures(
+                ServerNumber::Memory(0),
+                ServerState::Gone,
+                "tcp 10.20.30.40:7400".into(),
+            )
         };
         let rows = [memory, compute(0), compute(12)];
         for (text, all) in [
@@ -319,10 +327,10 @@ mod tests {
         assert!(text.contains("0.9 of 59.6 GiB"), "{text}");
     }
 
-    fn full_trees() -> Trees {
+    fn full_trees() -> LsmTreeFigures {
         let number = Some(123.0);
         let bytes = Some(1023.9 * 1024.0);
-        Trees {
+        LsmTreeFigures {
             shards: 1.0,
             levels: number,
             tables: Some(12_345.0),

@@ -2,19 +2,19 @@
 //!
 //! *Thread safety*: plain values.
 
-use farleaf_cluster::scrape::{Numbers, Scraper, Silence};
+use farleaf_cluster::scrape::{ScrapeFailure, Scraper, ServerSamples};
 use farleaf_cluster::status::ClusterStatus;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The kind of a server, and its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Server {
+pub(super) enum ServerNumber {
     Memory(u16),
     Compute(u16),
 }
 
-impl std::fmt::Display for Server {
+impl std::fmt::Display for ServerNumber {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Memory(number) => write!(f, "memory {number}"),
@@ -25,41 +25,46 @@ impl std::fmt::Display for Server {
 
 /// A sample of one server.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
+pub(super) struct ServerSample {
     /// The epoch of its handshake; the counters of a new epoch start at 0.
     epoch: u64,
     address: String,
     /// `None` if it serves no metrics.
-    answer: Option<Result<Numbers, Silence>>,
+    answer: Option<Result<ServerSamples, ScrapeFailure>>,
 }
 
 /// A sample of all servers.
-pub(super) type Look = BTreeMap<Server, Seen>;
+pub(super) type ClusterSample = BTreeMap<ServerNumber, ServerSample>;
 
 /// Samples all servers that the catalog lists. Takes at most `within`, unless there are very many
 /// servers.
-pub(super) fn look(scraper: &Scraper, standing: &ClusterStatus, within: Duration) -> Look {
+pub(super) fn look(scraper: &Scraper, standing: &ClusterStatus, within: Duration) -> ClusterSample {
     let memory = standing.memory.iter().map(|record| {
-        let server = Server::Memory(record.number);
+        let server = ServerNumber::Memory(record.number);
         (server, record.epoch, format!("{} {}", record.transport, record.address), &record.metrics)
     });
     let compute = standing.compute.iter().map(|record| {
-        (Server::Compute(record.number), record.epoch, record.address.clone(), &record.metrics)
+        (
+            ServerNumber::Compute(record.number),
+            record.epoch,
+            record.address.clone(),
+            &record.metrics,
+        )
     });
     let servers: Vec<_> = memory.chain(compute).collect();
     let asked: Vec<_> = servers.iter().filter_map(|(.., metrics)| (*metrics).clone()).collect();
     let mut answers = scraper.ask(&asked, within).into_iter();
-    let mut look = Look::new();
+    let mut look = ClusterSample::new();
     for (server, epoch, address, metrics) in servers {
         let answer = metrics.as_ref().and_then(|_| answers.next());
-        look.insert(server, Seen { epoch, address, answer });
+        look.insert(server, ServerSample { epoch, address, answer });
     }
     look
 }
 
 /// The state of a server.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum State {
+pub(super) enum ServerState {
     /// It answers.
     Live,
     /// It is registered but does not answer.
@@ -73,9 +78,9 @@ pub(super) enum State {
 /// A server's row. Unknown values are `None`: rates before a second sample, ratios without
 /// operations.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Row {
-    pub(super) server: Server,
-    pub(super) state: State,
+pub(super) struct ServerRow {
+    pub(super) server: ServerNumber,
+    pub(super) state: ServerState,
     pub(super) address: String,
     /// Clients' operations on a compute server, or requests to a memory server, per second.
     pub(super) operations_per_s: Option<f64>,
@@ -97,12 +102,12 @@ pub(super) struct Row {
     pub(super) dirty_ms: Option<f64>,
     pub(super) map_epoch: Option<f64>,
     /// Its LSM trees, if it has any.
-    pub(super) trees: Option<Trees>,
+    pub(super) trees: Option<LsmTreeFigures>,
 }
 
 /// The LSM trees of a compute server.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Trees {
+pub(super) struct LsmTreeFigures {
     pub(super) shards: f64,
     /// Levels below level 0 that have tables, of the shard that has most.
     pub(super) levels: Option<f64>,
@@ -123,8 +128,12 @@ pub(super) struct Trees {
     pub(super) merged_bytes_per_s: Option<f64>,
 }
 
-impl Row {
-    pub(super) fn without_figures(server: Server, state: State, address: String) -> Self {
+impl ServerRow {
+    pub(super) fn without_figures(
+        server: ServerNumber,
+        state: ServerState,
+        address: String,
+    ) -> Self {
         Self {
             server,
             state,
@@ -147,7 +156,7 @@ impl Row {
 }
 
 /// The growth of a counter; `None` if it restarted in between.
-fn grown(before: &Numbers, now: &Numbers, name: &str) -> Option<f64> {
+fn grown(before: &ServerSamples, now: &ServerSamples, name: &str) -> Option<f64> {
     let grown = now.sum(name)? - before.sum(name)?;
     (grown >= 0.0).then_some(grown)
 }
@@ -157,12 +166,16 @@ fn ratio(part: Option<f64>, whole: Option<f64>) -> Option<f64> {
     Some(part? / whole)
 }
 
-fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
+fn row(server: ServerNumber, before: Option<&ServerSample>, now: &ServerSample) -> ServerRow {
     let address = now.address.clone();
     let numbers = match &now.answer {
-        None => return Row::without_figures(server, State::NoMetrics, address),
+        None => return ServerRow::without_figures(server, ServerState::NoMetrics, address),
         Some(Err(why)) => {
-            return Row::without_figures(server, State::Silent(why.to_string()), address);
+            return ServerRow::without_figures(
+                server,
+                ServerState::Silent(why.to_string()),
+                address,
+            );
         }
         Some(Ok(numbers)) => numbers,
     };
@@ -172,22 +185,22 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
     let grown = |name: &str| grown(before?, numbers, name);
     let ns = before.map(|before| numbers.at_ns.saturating_sub(before.at_ns));
     let seconds = ns.map(|ns| ns as f64 / 1e9);
-    let bare = Row::without_figures(server, State::Live, address);
+    let bare = ServerRow::without_figures(server, ServerState::Live, address);
     let connections = numbers.sum("connections");
     match server {
-        Server::Memory(_) => Row {
+        ServerNumber::Memory(_) => ServerRow {
             operations_per_s: ratio(grown("requests_total"), seconds),
             connections,
             memory_bytes: numbers.sum("allocated_bytes"),
             pool_bytes: numbers.sum("pool_bytes"),
             ..bare
         },
-        Server::Compute(_) => {
+        ServerNumber::Compute(_) => {
             let operations = grown("operations_total");
             let hits = grown("cache_leaf_hits_total");
             let misses = grown("cache_leaf_misses_total");
             let looked = hits.zip(misses).map(|(hits, misses)| hits + misses);
-            let trees = numbers.sum("dlsm_shards").map(|shards| Trees {
+            let trees = numbers.sum("dlsm_shards").map(|shards| LsmTreeFigures {
                 shards,
                 levels: numbers.sum("dlsm_levels"),
                 tables: numbers.sum("dlsm_tables"),
@@ -202,7 +215,7 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
                 flushed_bytes_per_s: ratio(grown("dlsm_flushed_bytes_total"), seconds),
                 merged_bytes_per_s: ratio(grown("dlsm_merged_bytes_total"), seconds),
             });
-            Row {
+            ServerRow {
                 operations_per_s: ratio(operations, seconds),
                 operations: numbers.sum("operations_total"),
                 hit_ratio: ratio(hits, looked),
@@ -221,26 +234,33 @@ fn row(server: Server, before: Option<&Seen>, now: &Seen) -> Row {
 }
 
 /// One row for each server that should exist or does exist.
-pub(super) fn rows(standing: &ClusterStatus, before: &Look, now: &Look) -> Vec<Row> {
+pub(super) fn rows(
+    standing: &ClusterStatus,
+    before: &ClusterSample,
+    now: &ClusterSample,
+) -> Vec<ServerRow> {
     let settings = standing.settings.as_ref();
     let (memory, compute) =
         settings.map_or((0, 0), |settings| (settings.memory_servers, settings.compute_servers));
-    let expected = (0..memory).map(Server::Memory).chain((0..compute).map(Server::Compute));
-    let mut rows: BTreeMap<Server, Row> = expected
-        .map(|server| (server, Row::without_figures(server, State::Gone, String::new())))
+    let expected =
+        (0..memory).map(ServerNumber::Memory).chain((0..compute).map(ServerNumber::Compute));
+    let mut rows: BTreeMap<ServerNumber, ServerRow> = expected
+        .map(|server| {
+            (server, ServerRow::without_figures(server, ServerState::Gone, String::new()))
+        })
         .collect();
     for (server, seen) in now {
         rows.insert(*server, row(*server, before.get(server), seen));
     }
-    let mut rows: Vec<Row> = rows.into_values().collect();
+    let mut rows: Vec<ServerRow> = rows.into_values().collect();
     share_out(&mut rows);
     rows
 }
 
 /// Computes the shares.
-fn share_out(rows: &mut [Row]) {
-    let is_compute = |row: &Row| matches!(row.server, Server::Compute(_));
-    let sum = |of_compute: bool, of: fn(&Row) -> Option<f64>| {
+fn share_out(rows: &mut [ServerRow]) {
+    let is_compute = |row: &ServerRow| matches!(row.server, ServerNumber::Compute(_));
+    let sum = |of_compute: bool, of: fn(&ServerRow) -> Option<f64>| {
         rows.iter().filter(|row| is_compute(row) == of_compute).filter_map(of).sum::<f64>()
     };
     let memory = sum(false, |row| row.memory_bytes);
@@ -258,10 +278,10 @@ fn share_out(rows: &mut [Row]) {
 mod tests {
     use super::*;
 
-    fn seen(epoch: u64, at_ns: u64, text: &str) -> Seen {
-        let mut numbers = Numbers::parse(text).unwrap();
+    fn seen(epoch: u64, at_ns: u64, text: &str) -> ServerSample {
+        let mut numbers = ServerSamples::parse(text).unwrap();
         numbers.at_ns = at_ns;
-        Seen { epoch, address: "a".into(), answer: Some(Ok(numbers)) }
+        ServerSample { epoch, address: "a".into(), answer: Some(Ok(numbers)) }
     }
 
     fn text(operations: u64, hits: u64, misses: u64, remote: u64) -> String {
@@ -278,7 +298,7 @@ mod tests {
 
     #[test]
     fn loads_are_differences() {
-        let server = Server::Compute(1);
+        let server = ServerNumber::Compute(1);
         let before = seen(5, 1_000_000_000, &text(100, 50, 50, 10));
         let now = seen(5, 3_000_000_000, &text(300, 200, 100, 60));
         let found = row(server, Some(&before), &now);
@@ -290,9 +310,9 @@ mod tests {
         );
         assert_eq!((found.connections, found.memory_bytes), (Some(3.0), Some(77.0)));
         assert_eq!((found.dirty_bytes, found.dirty_ms), (Some(8.0), Some(750.0)));
-        assert_eq!(found.state, State::Live);
+        assert_eq!(found.state, ServerState::Live);
         // Without operations there are no ratios.
-        let idle = row(server, Some(&now), &Seen { ..now.clone() });
+        let idle = row(server, Some(&now), &ServerSample { ..now.clone() });
         assert_eq!((idle.operations_per_s, idle.hit_ratio), (None, None));
         let later = seen(5, 4_000_000_000, &text(300, 200, 100, 60));
         let idle = row(server, Some(&now), &later);
@@ -311,7 +331,7 @@ mod tests {
                 done * 1000
             )
         };
-        let server = Server::Compute(0);
+        let server = ServerNumber::Compute(0);
         let (before, now) = (seen(5, 0, &text(10)), seen(5, 2_000_000_000, &text(30)));
         let found = row(server, Some(&before), &now);
         let trees = found.trees.unwrap();
@@ -330,12 +350,13 @@ mod tests {
     fn shares_are_parts_of_all_servers_of_a_kind() {
         let look = |at_ns, operations: [u64; 2]| {
             let seen = |count| seen(5, at_ns, &text(count, 1, 1, 1));
-            let compute = [0, 1].map(|n| (Server::Compute(n), seen(operations[usize::from(n)])));
+            let compute =
+                [0, 1].map(|n| (ServerNumber::Compute(n), seen(operations[usize::from(n)])));
             let memory = [(0, 30), (1, 10)].map(|(number, bytes)| {
                 let text = format!("farleaf_allocated_bytes {bytes}\n");
-                (Server::Memory(number), self::seen(6, at_ns, &text))
+                (ServerNumber::Memory(number), self::seen(6, at_ns, &text))
             });
-            compute.into_iter().chain(memory).collect::<Look>()
+            compute.into_iter().chain(memory).collect::<ClusterSample>()
         };
         let standing = ClusterStatus {
             settings: None,
@@ -356,7 +377,7 @@ mod tests {
 
     #[test]
     fn what_was_started_again_has_no_load_yet() {
-        let server = Server::Compute(0);
+        let server = ServerNumber::Compute(0);
         let before = seen(5, 1, &text(100, 50, 50, 10));
         let restarted = row(server, Some(&before), &seen(6, 2_000_000_000, &text(300, 90, 90, 90)));
         assert_eq!((restarted.operations_per_s, restarted.connections), (None, Some(3.0)));
@@ -373,7 +394,7 @@ mod tests {
             settings: Some(farleaf_cluster::records::SettingsRecord {
                 memory_servers: 1,
                 compute_servers: 2,
-                transport: farleaf_cluster::records::Transport::Tcp,
+                transport: farleaf_cluster::records::PoolTransport::Tcp,
                 placement_level: 2,
                 keys: "u64".into(),
                 page_bytes: 1024,
@@ -384,14 +405,17 @@ mod tests {
             index: None,
             map: None,
         };
-        let silent = Seen { answer: Some(Err(Silence::TimedOut)), ..seen(1, 1, "") };
-        let plain = Seen { answer: None, ..seen(1, 1, "") };
-        let now = Look::from([(Server::Compute(1), silent), (Server::Compute(7), plain)]);
-        let rows = rows(&standing, &Look::new(), &now);
+        let silent = ServerSample { answer: Some(Err(ScrapeFailure::TimedOut)), ..seen(1, 1, "") };
+        let plain = ServerSample { answer: None, ..seen(1, 1, "") };
+        let now = ClusterSample::from([
+            (ServerNumber::Compute(1), silent),
+            (ServerNumber::Compute(7), plain),
+        ]);
+        let rows = rows(&standing, &ClusterSample::new(), &now);
         let states: Vec<_> = rows.iter().map(|row| (row.server, row.state.clone())).collect();
-        assert_eq!(states[0], (Server::Memory(0), State::Gone));
-        assert_eq!(states[1], (Server::Compute(0), State::Gone));
-        assert!(matches!(states[2], (Server::Compute(1), State::Silent(_))));
-        assert_eq!(states[3], (Server::Compute(7), State::NoMetrics));
+        assert_eq!(states[0], (ServerNumber::Memory(0), ServerState::Gone));
+        assert_eq!(states[1], (ServerNumber::Compute(0), ServerState::Gone));
+        assert!(matches!(states[2], (ServerNumber::Compute(1), ServerState::Silent(_))));
+        assert_eq!(states[3], (ServerNumber::Compute(7), ServerState::NoMetrics));
     }
 }

@@ -12,14 +12,14 @@ use super::terminal::{KeysAlone, Screen};
 use anyhow::Context;
 use clap::Args;
 use farleaf_cluster::catalog::{Catalog, open};
-use farleaf_cluster::clock::Clock;
+use farleaf_cluster::clock::MonotonicClock;
 use farleaf_cluster::scrape::Scraper;
 use farleaf_cluster::status::ClusterStatus;
-use farleaf_cluster::stop::Stop;
+use farleaf_cluster::stop::StopSignal;
 use farleaf_command_line::output::causes;
 use farleaf_fabric::listener::start_thread;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
-use figures::{Look, look, rows};
+use figures::{ClusterSample, look, rows};
 use std::io::{IsTerminal, Read, Write};
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ use std::time::Duration;
     operations of clients for a compute server, requests for a memory server. hits: leaves found in the cache. \
     remote/op, bytes/op: remote operations, and their bytes, for each operation of a client."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct TopArguments {
     #[command(flatten)]
     place: ClusterLocation,
     /// Refresh after this many seconds
@@ -54,12 +54,12 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 /// The minimum and maximum wait for servers and the catalog, at any interval.
-const SHORTEST_WAIT: Duration = Duration::from_millis(500);
-const LONGEST_WAIT: Duration = Duration::from_secs(5);
+const MIN_WAIT: Duration = Duration::from_millis(500);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// The last known state of the catalog.
 #[derive(Clone, Debug)]
-struct Known {
+struct LastCatalogState {
     standing: ClusterStatus,
     /// When it was read, in nanoseconds.
     at_ns: u64,
@@ -88,12 +88,12 @@ fn read(
 fn watch(
     place: &ClusterLocation,
     every: Duration,
-    clock: Clock,
-    stop: &Stop,
-) -> anyhow::Result<Arc<Mutex<Known>>> {
+    clock: MonotonicClock,
+    stop: &StopSignal,
+) -> anyhow::Result<Arc<Mutex<LastCatalogState>>> {
     let mut opened = None;
     let standing = read(place, &mut opened)?;
-    let first = Known { standing, at_ns: clock.now_ns(), trouble: None };
+    let first = LastCatalogState { standing, at_ns: clock.now_ns(), trouble: None };
     let known = Arc::new(Mutex::new(first));
     let (place, stop, shared) = (place.clone(), stop.clone(), Arc::clone(&known));
     let work = move || {
@@ -102,7 +102,7 @@ fn watch(
             let mut known = lock(&shared);
             match outcome {
                 Ok(standing) => {
-                    *known = Known { standing, at_ns: clock.now_ns(), trouble: None };
+                    *known = LastCatalogState { standing, at_ns: clock.now_ns(), trouble: None };
                 }
                 Err(error) => known.trouble = Some(causes(&error)),
             }
@@ -114,7 +114,7 @@ fn watch(
 }
 
 /// Ends the program when the user types `q`.
-fn listen(stop: &Stop) -> anyhow::Result<()> {
+fn listen(stop: &StopSignal) -> anyhow::Result<()> {
     let stop = stop.clone();
     let work = move || {
         let keys = std::io::stdin().lock().bytes().map_while(Result::ok);
@@ -129,10 +129,10 @@ fn listen(stop: &Stop) -> anyhow::Result<()> {
 }
 
 /// Shows the load of a cluster until the program is told to end.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let stop = Stop::on_signals().context("cannot catch signals")?;
-    let (clock, every) = (Clock::start(), arguments.interval);
-    let within = every.clamp(SHORTEST_WAIT, LONGEST_WAIT);
+pub(crate) fn run(arguments: &TopArguments) -> anyhow::Result<()> {
+    let stop = StopSignal::on_signals().context("cannot catch signals")?;
+    let (clock, every) = (MonotonicClock::start(), arguments.interval);
+    let within = every.clamp(MIN_WAIT, MAX_WAIT);
     let known = watch(&arguments.place, every, clock, &stop)?;
     let scraper = Scraper::new().context("cannot start the thread that asks servers")?;
     let is_live = std::io::stdout().is_terminal() && !arguments.once;
@@ -145,15 +145,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if keys.is_some() {
         listen(&stop)?;
     }
-    let mut before = Look::new();
+    let mut before = ClusterSample::new();
     let mut is_first = true;
     while left > 0 && !stop.is_raised() {
         let began = clock.elapsed();
-        let Known { standing, at_ns, trouble } = lock(&known).clone();
+        let LastCatalogState { standing, at_ns, trouble } = lock(&known).clone();
         let now = look(&scraper, &standing, within);
         if is_live || !is_first {
             let age_s = clock.now_ns().saturating_sub(at_ns) / 1_000_000_000;
-            let is_old = age_s > 2 * (every.as_secs() + LONGEST_WAIT.as_secs());
+            let is_old = age_s > 2 * (every.as_secs() + MAX_WAIT.as_secs());
             let late = is_old.then(|| "no answer".to_owned());
             let trouble =
                 trouble.or(late).map(|why| format!("{why}; showing its state of {age_s} s ago"));

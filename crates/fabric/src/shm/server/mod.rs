@@ -20,16 +20,19 @@
 mod table;
 
 use super::ShmError;
-use super::ring::{Consumer, Direction, FILE_BYTES, Garbage, Kind, Producer};
+use super::ring::{BadRing, Consumer, FILE_BYTES, Producer, RingDirection, RingRecordKind};
 use super::socket::{self, Packet, Received};
-use crate::clock::Clock;
+use crate::clock::ClusterClock;
 use crate::endpoint::timespec;
 use crate::handshake::{
-    HandshakeError, Identity, Nonce, Refusal, Responder, ResponderStep, Role, Token, draw_epoch,
+    HandshakeError, HandshakeRefusal, Nonce, PeerIdentity, PeerRole, Responder, ResponderStep,
+    Token, draw_epoch,
 };
 use crate::listener::start_thread;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
-use crate::{Backing, InlineCpu, MAX_MESSAGE_BYTES, Message, Region, RpcService, now_or_never};
+use crate::{
+    InlineCpu, MAX_MESSAGE_BYTES, Message, Region, RegionBacking, RpcService, now_or_never,
+};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
@@ -37,7 +40,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
-use table::Table;
+use table::EndpointTable;
 
 /// Configuration of a memory server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +98,7 @@ pub struct ShmServerCounters {
 
 /// The counters that the threads share with the handle.
 #[derive(Debug, Default)]
-struct Tally {
+struct ShmLiveCounters {
     connections: AtomicU64,
     welcomed: AtomicU64,
     refused: AtomicU64,
@@ -105,8 +108,8 @@ struct Tally {
 /// A running memory server; dropping it stops it.
 #[derive(Debug)]
 pub struct ShmServer {
-    identity: Identity,
-    tally: Arc<Tally>,
+    identity: PeerIdentity,
+    tally: Arc<ShmLiveCounters>,
     stop: Arc<OwnedFd>,
     threads: Vec<JoinHandle<()>>,
     path: PathBuf,
@@ -114,8 +117,8 @@ pub struct ShmServer {
 
 impl ShmServer {
     /// Starts a memory server at `path`, a Unix socket that only this user can open. `service`'s
-    /// region must be shared ([`Backing::Shared`]). A socket left at `path` by a dead server is
-    /// replaced.
+    /// region must be shared ([`RegionBacking::Shared`]). A socket left at `path` by a dead server
+    /// is replaced.
     ///
     /// # Errors
     /// [`ShmError`] if the region is private, or the operating system refuses.
@@ -134,14 +137,14 @@ impl ShmServer {
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         epoll::add(&epoll, &*stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), READABLE)?;
-        let identity = Identity { role: Role::MemoryServer, number: config.number, epoch };
-        let tally = Arc::new(Tally::default());
-        let reactor = Arc::new(Reactor {
+        let identity = PeerIdentity { role: PeerRole::MemoryServer, number: config.number, epoch };
+        let tally = Arc::new(ShmLiveCounters::default());
+        let reactor = Arc::new(ShmReactor {
             service,
             me: identity,
             tally: Arc::clone(&tally),
             token: token.clone(),
-            clock: Clock::start(),
+            clock: ClusterClock::start(),
             epoll,
             listener,
             table: Mutex::default(),
@@ -165,7 +168,7 @@ impl ShmServer {
     }
 
     /// Its identity, with the epoch that it drew when it started.
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> PeerIdentity {
         self.identity
     }
 
@@ -198,31 +201,31 @@ impl Drop for ShmServer {
 const READABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
 
 #[derive(Debug)]
-struct Connection {
+struct ShmServerConnection {
     id: u64,
     socket: OwnedFd,
     /// Deadline to show the token.
     deadline_ns: u64,
     greeting: AtomicBool,
-    role: Mutex<Peer>,
+    role: Mutex<ShmPeer>,
 }
 
 #[derive(Debug)]
-enum Peer {
+enum ShmPeer {
     /// Has not shown the token yet.
     Greeting(Box<Responder>),
     /// Has shown the token, but has not stated what to open.
-    Proven(Identity),
+    Proven(PeerIdentity),
     /// A process that has the region mapped.
     Process { number: u64 },
     /// An endpoint being served.
-    Endpoint(Box<Endpoint>),
+    Endpoint(Box<ShmServerEndpoint>),
     /// An endpoint that was shut out, and whose client has not closed it yet.
     ShutOut,
 }
 
 #[derive(Debug)]
-struct Endpoint {
+struct ShmServerEndpoint {
     compute_server: u16,
     requests: Consumer,
     replies: Producer,
@@ -230,7 +233,7 @@ struct Endpoint {
 }
 
 /// How to continue with a connection.
-enum Next {
+enum ConnectionStep {
     /// Wait for its socket.
     Arm,
     /// Serve more requests later.
@@ -238,21 +241,21 @@ enum Next {
     Close,
 }
 
-struct Reactor<S> {
+struct ShmReactor<S> {
     service: Arc<S>,
     config: ShmServerConfig,
-    me: Identity,
-    tally: Arc<Tally>,
+    me: PeerIdentity,
+    tally: Arc<ShmLiveCounters>,
     token: Token,
-    clock: Clock,
+    clock: ClusterClock,
     epoll: OwnedFd,
     listener: OwnedFd,
-    table: Mutex<Table>,
+    table: Mutex<EndpointTable>,
     /// Time of the last check for late handshakes.
     expired_ns: AtomicU64,
 }
 
-impl<S: RpcService> Reactor<S> {
+impl<S: RpcService> ShmReactor<S> {
     fn run(&self, stripe: usize) {
         let cpu = InlineCpu::new(stripe);
         let mut unfinished = VecDeque::new();
@@ -315,7 +318,7 @@ impl<S: RpcService> Reactor<S> {
             // On error, dropping the socket closes the connection.
             let Ok(nonce) = Nonce::draw() else { continue };
             let deadline_ns = self.clock.now_ns().saturating_add(self.config.handshake_ns);
-            let accepts = &[Role::Client, Role::ComputeServer];
+            let accepts = &[PeerRole::Client, PeerRole::ComputeServer];
             let responder = Responder::new(&self.token, self.me, accepts, nonce, deadline_ns);
             let mut table = lock(&self.table);
             if table.greetings >= MAX_GREETINGS {
@@ -324,9 +327,10 @@ impl<S: RpcService> Reactor<S> {
             }
             let id = table.next_connection;
             table.next_connection += 1;
-            let role = Mutex::new(Peer::Greeting(Box::new(responder)));
+            let role = Mutex::new(ShmPeer::Greeting(Box::new(responder)));
             let greeting = AtomicBool::new(true);
-            let connection = Arc::new(Connection { id, socket, deadline_ns, greeting, role });
+            let connection =
+                Arc::new(ShmServerConnection { id, socket, deadline_ns, greeting, role });
             let data = epoll::EventData::new_u64(id);
             if epoll::add(&self.epoll, &connection.socket, data, READABLE).is_ok() {
                 table.greetings += 1;
@@ -363,37 +367,39 @@ impl<S: RpcService> Reactor<S> {
     /// Handles a connection that is readable or has more requests to serve.
     fn attend(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<ShmServerConnection>,
         readable: bool,
         cpu: &InlineCpu,
-        unfinished: &mut VecDeque<Arc<Connection>>,
+        unfinished: &mut VecDeque<Arc<ShmServerConnection>>,
     ) {
         let mut peer = lock(&connection.role);
         let received = if readable { socket::receive(&connection.socket) } else { Ok(None) };
         let next = match received {
-            Err(_) => Next::Close,
+            Err(_) => ConnectionStep::Close,
             Ok(received) => match &mut *peer {
-                Peer::Endpoint(endpoint) => match self.serve(&connection.socket, endpoint, cpu) {
-                    Ok(next) => next,
-                    Err(Garbage) => {
-                        shut_out(connection, &mut peer);
-                        Next::Arm
+                ShmPeer::Endpoint(endpoint) => {
+                    match self.serve(&connection.socket, endpoint, cpu) {
+                        Ok(next) => next,
+                        Err(BadRing) => {
+                            shut_out(connection, &mut peer);
+                            ConnectionStep::Arm
+                        }
                     }
-                },
-                Peer::ShutOut => Next::Arm,
+                }
+                ShmPeer::ShutOut => ConnectionStep::Arm,
                 _ => match received {
                     Some(received) => {
-                        self.hear(connection, &mut peer, &received).unwrap_or(Next::Close)
+                        self.hear(connection, &mut peer, &received).unwrap_or(ConnectionStep::Close)
                     }
-                    None => Next::Arm,
+                    None => ConnectionStep::Arm,
                 },
             },
         };
         drop(peer);
         match next {
-            Next::Arm => self.arm(&connection.socket, connection.id),
-            Next::GoOn => unfinished.push_back(Arc::clone(connection)),
-            Next::Close => {
+            ConnectionStep::Arm => self.arm(&connection.socket, connection.id),
+            ConnectionStep::GoOn => unfinished.push_back(Arc::clone(connection)),
+            ConnectionStep::Close => {
                 let mut table = lock(&self.table);
                 table.remove(connection.id);
                 self.count(&table);
@@ -401,7 +407,7 @@ impl<S: RpcService> Reactor<S> {
         }
     }
 
-    fn count(&self, table: &Table) {
+    fn count(&self, table: &EndpointTable) {
         self.tally.connections.store(table.connections.len() as u64, Ordering::Relaxed);
     }
 
@@ -409,9 +415,9 @@ impl<S: RpcService> Reactor<S> {
     fn serve(
         &self,
         socket: &OwnedFd,
-        endpoint: &mut Endpoint,
+        endpoint: &mut ShmServerEndpoint,
         cpu: &InlineCpu,
-    ) -> Result<Next, Garbage> {
+    ) -> Result<ConnectionStep, BadRing> {
         let mut served = 0;
         let next = self.serve_burst(socket, endpoint, cpu, &mut served);
         // Once per burst, because other threads update this counter too.
@@ -422,19 +428,19 @@ impl<S: RpcService> Reactor<S> {
     fn serve_burst(
         &self,
         socket: &OwnedFd,
-        endpoint: &mut Endpoint,
+        endpoint: &mut ShmServerEndpoint,
         cpu: &InlineCpu,
         served: &mut u64,
-    ) -> Result<Next, Garbage> {
+    ) -> Result<ConnectionStep, BadRing> {
         for _ in 0..BURST {
             if !endpoint.replies.has_room()? {
-                return Ok(Next::Arm); // the client wakes us once there is room
+                return Ok(ConnectionStep::Arm); // the client wakes us once there is room
             }
             match endpoint.requests.pop(&mut endpoint.request)? {
-                None if endpoint.requests.may_sleep() => return Ok(Next::Arm),
+                None if endpoint.requests.may_sleep() => return Ok(ConnectionStep::Arm),
                 None => continue,
-                Some((_, Kind::TooLarge(_))) => return Err(Garbage),
-                Some((id, Kind::Message)) => {
+                Some((_, RingRecordKind::TooLarge(_))) => return Err(BadRing),
+                Some((id, RingRecordKind::Message)) => {
                     *served += 1;
                     let (request, mut reply) = (&endpoint.request, Message::new());
                     now_or_never(self.service.handle(
@@ -445,12 +451,12 @@ impl<S: RpcService> Reactor<S> {
                     ));
                     let bytes = reply.len();
                     let pushed = if bytes > MAX_MESSAGE_BYTES {
-                        endpoint.replies.push(id, Kind::TooLarge(bytes), &[])?
+                        endpoint.replies.push(id, RingRecordKind::TooLarge(bytes), &[])?
                     } else {
-                        endpoint.replies.push(id, Kind::Message, &reply)?
+                        endpoint.replies.push(id, RingRecordKind::Message, &reply)?
                     };
                     if !pushed {
-                        return Err(Garbage); // there was room: the client has moved its head back
+                        return Err(BadRing); // there was room: the client has moved its head back
                     }
                     if endpoint.replies.must_wake() {
                         socket::wake(socket);
@@ -462,18 +468,18 @@ impl<S: RpcService> Reactor<S> {
                 socket::wake(socket);
             }
         }
-        Ok(Next::GoOn)
+        Ok(ConnectionStep::GoOn)
     }
 
     /// Handles a packet on a connection that is not an endpoint's.
     fn hear(
         &self,
-        connection: &Arc<Connection>,
-        peer: &mut Peer,
+        connection: &Arc<ShmServerConnection>,
+        peer: &mut ShmPeer,
         received: &Received,
-    ) -> Option<Next> {
+    ) -> Option<ConnectionStep> {
         match peer {
-            Peer::Greeting(responder) => {
+            ShmPeer::Greeting(responder) => {
                 let message = received.handshake()?;
                 match responder.receive(message, self.clock.now_ns()) {
                     Ok(ResponderStep::Send(message)) => {
@@ -484,14 +490,14 @@ impl<S: RpcService> Reactor<S> {
                             self.tally.refused.fetch_add(1, Ordering::Relaxed);
                             let _ = socket::send_handshake(
                                 &connection.socket,
-                                &Refusal::Full.message(),
+                                &HandshakeRefusal::Full.message(),
                             );
                             return None;
                         }
                         self.tally.welcomed.fetch_add(1, Ordering::Relaxed);
                         let welcome = responder.welcome(fences);
                         socket::send_handshake(&connection.socket, &welcome).ok()?;
-                        *peer = Peer::Proven(identity);
+                        *peer = ShmPeer::Proven(identity);
                     }
                     Err(error) => {
                         self.tally.refused.fetch_add(1, Ordering::Relaxed);
@@ -501,21 +507,21 @@ impl<S: RpcService> Reactor<S> {
                         return None;
                     }
                 }
-                Some(Next::Arm)
+                Some(ConnectionStep::Arm)
             }
-            Peer::Proven(identity) => {
+            ShmPeer::Proven(identity) => {
                 let identity = *identity;
                 *peer = match (identity.role, received.packet()?) {
-                    (Role::Client, Packet::OpenProcess) => self.open_process(connection)?,
-                    (Role::ComputeServer, Packet::OpenEndpoint { process }) => {
+                    (PeerRole::Client, Packet::OpenProcess) => self.open_process(connection)?,
+                    (PeerRole::ComputeServer, Packet::OpenEndpoint { process }) => {
                         self.open_endpoint(connection, identity.number, process)?
                     }
                     _ => return None,
                 };
                 connection.greeting.store(false, Ordering::Relaxed);
-                Some(Next::Arm)
+                Some(ConnectionStep::Arm)
             }
-            Peer::Process { number } => {
+            ShmPeer::Process { number } => {
                 match received.packet()? {
                     Packet::Fence { request, compute_server } => {
                         self.fence(connection, request, compute_server);
@@ -523,38 +529,38 @@ impl<S: RpcService> Reactor<S> {
                     Packet::Stopped { fence } => lock(&self.table).stopped(*number, fence),
                     _ => return None,
                 }
-                Some(Next::Arm)
+                Some(ConnectionStep::Arm)
             }
-            Peer::Endpoint(_) | Peer::ShutOut => Some(Next::Arm),
+            ShmPeer::Endpoint(_) | ShmPeer::ShutOut => Some(ConnectionStep::Arm),
         }
     }
 
-    fn is_full(&self, role: Role) -> bool {
+    fn is_full(&self, role: PeerRole) -> bool {
         let table = lock(&self.table);
         match role {
-            Role::Client => table.processes.len() >= self.config.max_processes,
+            PeerRole::Client => table.processes.len() >= self.config.max_processes,
             _ => table.rings.len() >= self.config.max_endpoints,
         }
     }
 
-    fn open_process(&self, connection: &Arc<Connection>) -> Option<Peer> {
+    fn open_process(&self, connection: &Arc<ShmServerConnection>) -> Option<ShmPeer> {
         let region = self.service.region();
         let number = lock(&self.table).add_process(connection, self.config.max_processes)?;
         let opened = Packet::Opened { number, bytes: region.bytes() as u64 };
         socket::send_file(&connection.socket, opened, region.memfd()?).ok()?;
-        Some(Peer::Process { number })
+        Some(ShmPeer::Process { number })
     }
 
     fn open_endpoint(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<ShmServerConnection>,
         compute_server: u16,
         process: u64,
-    ) -> Option<Peer> {
-        let backing = Backing::Shared { huge_pages: false };
+    ) -> Option<ShmPeer> {
+        let backing = RegionBacking::Shared { huge_pages: false };
         let file = Arc::new(Region::with_backing(FILE_BYTES, backing).ok()?);
-        let requests = Consumer::new(&file, Direction::Requests);
-        let replies = Producer::new(&file, Direction::Replies);
+        let requests = Consumer::new(&file, RingDirection::Requests);
+        let replies = Producer::new(&file, RingDirection::Replies);
         // Start asleep, so that the client's first request wakes us.
         requests.may_sleep();
         let number = lock(&self.table).add_endpoint(
@@ -566,12 +572,17 @@ impl<S: RpcService> Reactor<S> {
         let opened = Packet::Opened { number, bytes: FILE_BYTES as u64 };
         socket::send_file(&connection.socket, opened, file.memfd()?).ok()?;
         let request = Message::new();
-        Some(Peer::Endpoint(Box::new(Endpoint { compute_server, requests, replies, request })))
+        Some(ShmPeer::Endpoint(Box::new(ShmServerEndpoint {
+            compute_server,
+            requests,
+            replies,
+            request,
+        })))
     }
 
     /// F10: stops serving the endpoints of a compute server, and tells their processes to stop
     /// them.
-    fn fence(&self, asked_by: &Arc<Connection>, request: u64, compute_server: u16) {
+    fn fence(&self, asked_by: &Arc<ShmServerConnection>, request: u64, compute_server: u16) {
         let (fence, concerned) = lock(&self.table).begin_fence(asked_by, request, compute_server);
         for connection in concerned {
             // The connection's lock waits for the current burst; later bursts find the connection
@@ -584,8 +595,8 @@ impl<S: RpcService> Reactor<S> {
 
 /// Stops serving an endpoint, and signals its client. Its mapping stays in place, so the endpoint
 /// counts until its client closes it.
-fn shut_out(connection: &Connection, peer: &mut Peer) {
-    *peer = Peer::ShutOut;
+fn shut_out(connection: &ShmServerConnection, peer: &mut ShmPeer) {
+    *peer = ShmPeer::ShutOut;
     let _ = shutdown(&connection.socket, Shutdown::Write);
 }
 
@@ -602,12 +613,12 @@ mod tests {
     fn a_listener_that_cannot_accept_is_left_alone_for_a_while() {
         let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
         let listener = socket_with(family, SocketType::SEQPACKET, flags, None).unwrap();
-        let reactor = Reactor {
+        let reactor = ShmReactor {
             service: TestService::new(4096),
-            me: Identity { role: Role::MemoryServer, number: 0, epoch: 1 },
+            me: PeerIdentity { role: PeerRole::MemoryServer, number: 0, epoch: 1 },
             tally: Arc::default(),
             token: Token::new(&[7; 32]).unwrap(),
-            clock: Clock::start(),
+            clock: ClusterClock::start(),
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC).unwrap(),
             listener,
             table: Mutex::default(),

@@ -8,7 +8,7 @@
 //! *Thread safety*: behind the reactor's lock.
 
 use super::super::socket::{self, Packet};
-use super::Connection;
+use super::ShmServerConnection;
 use crate::sync::{Arc, Ordering};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,24 +16,24 @@ use std::collections::{BTreeMap, BTreeSet};
 const MAX_FENCES: usize = 256;
 
 #[derive(Debug, Default)]
-pub(super) struct Table {
-    pub(super) connections: BTreeMap<u64, Arc<Connection>>,
+pub(super) struct EndpointTable {
+    pub(super) connections: BTreeMap<u64, Arc<ShmServerConnection>>,
     pub(super) next_connection: u64,
     /// Connections that have not shown the token yet.
     pub(super) greetings: usize,
     /// Connections of processes, by process number.
-    pub(super) processes: BTreeMap<u64, Arc<Connection>>,
+    pub(super) processes: BTreeMap<u64, Arc<ShmServerConnection>>,
     /// Connections that have rings.
     pub(super) rings: BTreeSet<u64>,
     next_process: u64,
-    endpoints: BTreeMap<u64, Endpoint>,
+    endpoints: BTreeMap<u64, TableEndpoint>,
     next_endpoint: u64,
     fences: BTreeMap<u64, Fence>,
     next_fence: u64,
 }
 
 #[derive(Debug)]
-struct Endpoint {
+struct TableEndpoint {
     connection: u64,
     process: u64,
     compute_server: u16,
@@ -41,7 +41,7 @@ struct Endpoint {
 
 #[derive(Debug)]
 struct Fence {
-    asked_by: Arc<Connection>,
+    asked_by: Arc<ShmServerConnection>,
     request: u64,
     compute_server: u16,
     /// The first endpoint number that the fence does not cover.
@@ -49,14 +49,18 @@ struct Fence {
 }
 
 impl Fence {
-    fn concerns(&self, number: u64, endpoint: &Endpoint) -> bool {
+    fn concerns(&self, number: u64, endpoint: &TableEndpoint) -> bool {
         endpoint.compute_server == self.compute_server && number < self.below
     }
 }
 
-impl Table {
+impl EndpointTable {
     /// Returns `None` if there are `most` already.
-    pub(super) fn add_process(&mut self, connection: &Arc<Connection>, most: usize) -> Option<u64> {
+    pub(super) fn add_process(
+        &mut self,
+        connection: &Arc<ShmServerConnection>,
+        most: usize,
+    ) -> Option<u64> {
         if self.processes.len() >= most {
             return None;
         }
@@ -70,7 +74,7 @@ impl Table {
     /// Returns `None` if there are `most` already, or there is no such process.
     pub(super) fn add_endpoint(
         &mut self,
-        connection: &Arc<Connection>,
+        connection: &Arc<ShmServerConnection>,
         process: u64,
         compute_server: u16,
         most: usize,
@@ -80,7 +84,7 @@ impl Table {
         }
         let number = self.next_endpoint;
         self.next_endpoint += 1;
-        let endpoint = Endpoint { connection: connection.id, process, compute_server };
+        let endpoint = TableEndpoint { connection: connection.id, process, compute_server };
         self.endpoints.insert(number, endpoint);
         self.rings.insert(connection.id);
         self.greetings -= 1;
@@ -107,10 +111,10 @@ impl Table {
     /// Begins a fence, and also returns the connections of the endpoints that it covers.
     pub(super) fn begin_fence(
         &mut self,
-        asked_by: &Arc<Connection>,
+        asked_by: &Arc<ShmServerConnection>,
         request: u64,
         compute_server: u16,
-    ) -> (u64, Vec<Arc<Connection>>) {
+    ) -> (u64, Vec<Arc<ShmServerConnection>>) {
         let asked_by = Arc::clone(asked_by);
         let fence = Fence { asked_by, request, compute_server, below: self.next_endpoint };
         let concerned = (self.endpoints.iter())

@@ -13,8 +13,8 @@
 //! - tree.G3. A removed node is marked as dead before its latch is released, and freed only through
 //!   epochs.
 
-use super::descend::{Found, restarting};
-use super::{Fail, Tree};
+use super::descend::{FoundNode, restarting};
+use super::{ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
@@ -65,14 +65,14 @@ impl Drop for Busy<'_> {
 
 /// The result of joining two neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pair {
+enum JoinOutcome {
     /// They are balanced, or there is a node between them that the parent does not know yet.
     Untouched,
     Merged,
     Rebalanced,
 }
 
-impl<L: Layout> Tree<L> {
+impl<L: Layout> ServerTree<L> {
     /// Number of removals after which a step (the children of one parent) is due. It limits the
     /// garbage to a few percent of the records.
     fn step_debt() -> u64 {
@@ -156,7 +156,7 @@ impl<L: Layout> Tree<L> {
         cpu: &C,
         level: u8,
         key: &L::Key,
-    ) -> Result<Option<OwnedKey<L>>, Fail> {
+    ) -> Result<Option<OwnedKey<L>>, TreeFailure> {
         let mut parent = self.descend(cpu, Probe::At(key), level + 1).await?;
         let mut slot = 0;
         loop {
@@ -170,7 +170,7 @@ impl<L: Layout> Tree<L> {
                     // Locking the parent changed its version: descend to it again. After a merge,
                     // continue at the same slot.
                     parent = self.descend(cpu, Probe::At(key), level + 1).await?;
-                    slot += usize::from(pair != Pair::Merged);
+                    slot += usize::from(pair != JoinOutcome::Merged);
                 } else {
                     slot += 1;
                 }
@@ -190,9 +190,9 @@ impl<L: Layout> Tree<L> {
     fn child<'a, C: Cpu>(
         &'a self,
         cpu: &C,
-        parent: &Found<'_, L>,
+        parent: &FoundNode<'_, L>,
         slot: usize,
-    ) -> Result<Page<'a, L>, Fail> {
+    ) -> Result<Page<'a, L>, TreeFailure> {
         let at = L::inner_child(parent.page, slot);
         self.validate(cpu, parent)?;
         Ok(self.page(at).ok_or(Refusal::Damaged)?)
@@ -204,7 +204,7 @@ impl<L: Layout> Tree<L> {
         cpu: &C,
         level: u8,
         leaf: Page<'_, L>,
-    ) -> Result<(), Fail> {
+    ) -> Result<(), TreeFailure> {
         if level > 0 || leaf.deleted_count() == 0 {
             return Ok(());
         }
@@ -227,9 +227,9 @@ impl<L: Layout> Tree<L> {
     async fn join<C: Cpu>(
         &self,
         cpu: &C,
-        parent: &Found<'_, L>,
+        parent: &FoundNode<'_, L>,
         slot: usize,
-    ) -> Result<Pair, Fail> {
+    ) -> Result<JoinOutcome, TreeFailure> {
         let parent_guard = self.lock_found(parent)?;
         let (left_at, right_at) =
             (L::inner_child(parent.page, slot), L::inner_child(parent.page, slot + 1));
@@ -239,7 +239,7 @@ impl<L: Layout> Tree<L> {
         // Between a split and the insertion of its separator, there is a node that the parent does
         // not know.
         if left.sibling() != right_at && !cpu.breaks(rules::NEIGHBOURS_ONLY) {
-            return Ok(Pair::Untouched);
+            return Ok(JoinOutcome::Untouched);
         }
         let right_guard = self.lock_any(cpu, right).await?;
         if left.level() == 0 {
@@ -254,20 +254,20 @@ impl<L: Layout> Tree<L> {
             if !cpu.breaks(rules::FREED_ARE_DEAD) {
                 right.set_dead();
             }
-            Pair::Merged
+            JoinOutcome::Merged
         } else if let Some(separator) = L::rebalance(left, right, |separator| {
             L::inner_can_set_key(parent.page, slot + 1, separator)
         }) {
             cpu.charge(Work::ChangeNode).await;
             L::inner_set_key(parent.page, slot + 1, L::key(&separator));
-            Pair::Rebalanced
+            JoinOutcome::Rebalanced
         } else {
-            Pair::Untouched
+            JoinOutcome::Untouched
         };
         drop(right_guard);
         drop(left_guard);
         drop(parent_guard);
-        if pair == Pair::Merged {
+        if pair == JoinOutcome::Merged {
             if cpu.breaks(rules::RETIRED_NODES_REST) {
                 self.nodes.give_back([right_at]);
             } else {
@@ -280,11 +280,11 @@ impl<L: Layout> Tree<L> {
 
     /// Ends a pass: compacts a root that is a leaf; moves the content of a single child into the
     /// root.
-    async fn collect_root<C: Cpu>(&self, cpu: &C) -> Result<(), Fail> {
+    async fn collect_root<C: Cpu>(&self, cpu: &C) -> Result<(), TreeFailure> {
         let at = self.root();
         let page = self.page(at).ok_or(Refusal::NoTree)?;
         let version = self.version(cpu, page).await?;
-        let root = Found { at, page, version };
+        let root = FoundNode { at, page, version };
         if page.level() == 0 {
             return self.compact_if_needed(cpu, 0, page).await;
         }
@@ -308,6 +308,6 @@ impl<L: Layout> Tree<L> {
         self.epochs.retire(child_at);
         self.collector.merges.fetch_add(1, Ordering::Relaxed);
         // The child may have had only one child as well.
-        Err(Fail::Restart)
+        Err(TreeFailure::Restart)
     }
 }

@@ -1,27 +1,27 @@
 //! Descents from the root to a node, coupling versions on the way.
 
-use super::{Fail, MAX_RESTARTS, MAX_SPINS, Tree};
+use super::{MAX_RESTARTS, MAX_SPINS, ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch};
 use farleaf_page::rules;
-use farleaf_page::{Exclusive, Layout, Page, Probe, Step, Version, step};
+use farleaf_page::{Exclusive, LatchVersion, Layout, Page, Probe, WalkStep, step};
 
 /// A node found by a descent. Its content can be trusted only while its version validates.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found<'a, L: Layout> {
+pub(super) struct FoundNode<'a, L: Layout> {
     pub(super) at: GlobalAddr,
     pub(super) page: Page<'a, L>,
-    pub(super) version: Version,
+    pub(super) version: LatchVersion,
 }
 
-impl<L: Layout> Tree<L> {
+impl<L: Layout> ServerTree<L> {
     /// The version of a page. While the page is locked, waits for a bounded time.
     #[inline]
     pub(super) async fn version<C: Cpu>(
         &self,
         cpu: &C,
         page: Page<'_, L>,
-    ) -> Result<Version, Fail> {
+    ) -> Result<LatchVersion, TreeFailure> {
         match page.latch().optimistic() {
             Some(version) => Ok(version),
             None => self.version_later(cpu, page).await,
@@ -30,31 +30,42 @@ impl<L: Layout> Tree<L> {
 
     /// Waits for the version of a locked page.
     #[cold]
-    async fn version_later<C: Cpu>(&self, cpu: &C, page: Page<'_, L>) -> Result<Version, Fail> {
+    async fn version_later<C: Cpu>(
+        &self,
+        cpu: &C,
+        page: Page<'_, L>,
+    ) -> Result<LatchVersion, TreeFailure> {
         for attempt in 0..MAX_SPINS {
             if let Some(version) = page.latch().optimistic() {
                 return Ok(version);
             }
             if cpu.breaks(rules::VALIDATION) {
-                return Version::from_word(0).ok_or(Fail::Restart);
+                return LatchVersion::from_word(0).ok_or(TreeFailure::Restart);
             }
             cpu.pause(attempt).await;
         }
-        Err(Fail::Restart)
+        Err(TreeFailure::Restart)
     }
 
     /// Restarts unless `found` is unchanged since its version was taken.
     #[inline]
-    pub(super) fn validate<C: Cpu>(&self, cpu: &C, found: &Found<'_, L>) -> Result<(), Fail> {
+    pub(super) fn validate<C: Cpu>(
+        &self,
+        cpu: &C,
+        found: &FoundNode<'_, L>,
+    ) -> Result<(), TreeFailure> {
         match found.page.latch().validate(found.version) || cpu.breaks(rules::VALIDATION) {
             true => Ok(()),
-            false => Err(Fail::Restart),
+            false => Err(TreeFailure::Restart),
         }
     }
 
     /// Locks the page if it is unchanged since it was found; restarts otherwise.
-    pub(super) fn lock_found<'a>(&self, found: &Found<'a, L>) -> Result<Exclusive<'a>, Fail> {
-        found.page.latch().try_lock(found.version, self.server.number()).ok_or(Fail::Restart)
+    pub(super) fn lock_found<'a>(
+        &self,
+        found: &FoundNode<'a, L>,
+    ) -> Result<Exclusive<'a>, TreeFailure> {
+        found.page.latch().try_lock(found.version, self.server.number()).ok_or(TreeFailure::Restart)
     }
 
     /// Locks a page at any version. While the page is locked, waits for a bounded time.
@@ -62,7 +73,7 @@ impl<L: Layout> Tree<L> {
         &self,
         cpu: &C,
         page: Page<'a, L>,
-    ) -> Result<Exclusive<'a>, Fail> {
+    ) -> Result<Exclusive<'a>, TreeFailure> {
         for attempt in 0..MAX_SPINS {
             let version = page.latch().optimistic();
             let guard = version.and_then(|v| page.latch().try_lock(v, self.server.number()));
@@ -71,7 +82,7 @@ impl<L: Layout> Tree<L> {
             }
             cpu.pause(attempt).await;
         }
-        Err(Fail::Restart)
+        Err(TreeFailure::Restart)
     }
 
     /// Moves from `found` to the node at `to`. Takes the version of `to` before it validates
@@ -80,9 +91,9 @@ impl<L: Layout> Tree<L> {
     pub(super) async fn hand_over<'a, C: Cpu>(
         &'a self,
         cpu: &C,
-        found: &Found<'_, L>,
+        found: &FoundNode<'_, L>,
         to: GlobalAddr,
-    ) -> Result<Found<'a, L>, Fail> {
+    ) -> Result<FoundNode<'a, L>, TreeFailure> {
         match self.hand_over_now(cpu, found, to)? {
             Ok(next) => Ok(next),
             Err(locked) => self.hand_over_later(cpu, found, (to, locked)).await,
@@ -95,13 +106,13 @@ impl<L: Layout> Tree<L> {
     fn hand_over_now<'a, C: Cpu>(
         &'a self,
         cpu: &C,
-        found: &Found<'_, L>,
+        found: &FoundNode<'_, L>,
         to: GlobalAddr,
-    ) -> Result<Result<Found<'a, L>, Page<'a, L>>, Fail> {
+    ) -> Result<Result<FoundNode<'a, L>, Page<'a, L>>, TreeFailure> {
         let page = self.page(to).ok_or(Refusal::Damaged)?;
         prefetch(page.words());
         match page.latch().optimistic() {
-            Some(version) => self.arrive(cpu, found, Found { at: to, page, version }).map(Ok),
+            Some(version) => self.arrive(cpu, found, FoundNode { at: to, page, version }).map(Ok),
             None => Ok(Err(page)),
         }
     }
@@ -110,20 +121,20 @@ impl<L: Layout> Tree<L> {
     async fn hand_over_later<'a, C: Cpu>(
         &'a self,
         cpu: &C,
-        found: &Found<'_, L>,
+        found: &FoundNode<'_, L>,
         (to, page): (GlobalAddr, Page<'a, L>),
-    ) -> Result<Found<'a, L>, Fail> {
+    ) -> Result<FoundNode<'a, L>, TreeFailure> {
         let version = self.version_later(cpu, page).await?;
-        self.arrive(cpu, found, Found { at: to, page, version })
+        self.arrive(cpu, found, FoundNode { at: to, page, version })
     }
 
     #[inline(always)]
     fn arrive<'a, C: Cpu>(
         &self,
         cpu: &C,
-        from: &Found<'_, L>,
-        next: Found<'a, L>,
-    ) -> Result<Found<'a, L>, Fail> {
+        from: &FoundNode<'_, L>,
+        next: FoundNode<'a, L>,
+    ) -> Result<FoundNode<'a, L>, TreeFailure> {
         if !cpu.breaks(rules::HAND_OVER_VALIDATED) {
             self.validate(cpu, from)?;
         }
@@ -132,14 +143,14 @@ impl<L: Layout> Tree<L> {
 
     /// The root, where every descent begins.
     #[inline]
-    pub(super) async fn find_root<C: Cpu>(&self, cpu: &C) -> Result<Found<'_, L>, Fail> {
+    pub(super) async fn find_root<C: Cpu>(&self, cpu: &C) -> Result<FoundNode<'_, L>, TreeFailure> {
         let at = self.root();
         let page = self.page(at).ok_or(Refusal::NoTree)?;
         let version = match page.latch().optimistic() {
             Some(version) => version,
             None => self.version_later(cpu, page).await?,
         };
-        Ok(Found { at, page, version })
+        Ok(FoundNode { at, page, version })
     }
 
     /// One descent to the node at level `target` that covers `probe`.
@@ -149,7 +160,7 @@ impl<L: Layout> Tree<L> {
         cpu: &C,
         probe: Probe<'_, L::Key>,
         target: u8,
-    ) -> Result<Found<'a, L>, Fail> {
+    ) -> Result<FoundNode<'a, L>, TreeFailure> {
         let mut found = self.find_root(cpu).await?;
         loop {
             cpu.charge(Work::VisitNode).await;
@@ -157,14 +168,14 @@ impl<L: Layout> Tree<L> {
             // Validate before following the address: an invalid page may contain any words.
             self.validate(cpu, &found)?;
             match step {
-                Step::Here => return Ok(found),
-                Step::Child(to) | Step::Right(to) => {
+                WalkStep::Here => return Ok(found),
+                WalkStep::Child(to) | WalkStep::Right(to) => {
                     found = match self.hand_over_now(cpu, &found, to)? {
                         Ok(next) => next,
                         Err(locked) => self.hand_over_later(cpu, &found, (to, locked)).await?,
                     }
                 }
-                Step::Lost => return Err(Fail::Restart),
+                WalkStep::Lost => return Err(TreeFailure::Restart),
             }
         }
     }
@@ -190,8 +201,8 @@ macro_rules! restarting {
         loop {
             match $attempt.await {
                 Ok(value) => break Ok(value),
-                Err($crate::server::tree::Fail::Refused(refusal)) => break Err(refusal),
-                Err($crate::server::tree::Fail::Restart) => {}
+                Err($crate::server::tree::TreeFailure::Refused(refusal)) => break Err(refusal),
+                Err($crate::server::tree::TreeFailure::Restart) => {}
             }
             if let Err(refusal) = $tree.before_restart($cpu, restarts).await {
                 break Err(refusal);

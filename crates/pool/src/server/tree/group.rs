@@ -4,13 +4,13 @@
 //! and prefetches the child, so that their cache misses overlap. Versions are coupled as in a
 //! single descent. An operation that meets anything unusual runs alone, from the root.
 //!
-//! *Thread safety*: the same as for [`Tree`].
+//! *Thread safety*: the same as for [`ServerTree`].
 
-use super::descend::Found;
-use super::{Fail, Tree};
+use super::descend::FoundNode;
+use super::{ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch};
-use farleaf_page::{Answer, Layout, LeafEdit, OwnedValue, Probe, Step, step};
+use farleaf_page::{EditAnswer, Layout, LeafEdit, OwnedValue, Probe, WalkStep, step};
 use smallvec::SmallVec;
 
 /// Maximum number of operations that descend together.
@@ -18,41 +18,41 @@ const GROUP: usize = 32;
 
 /// How far an operation has come.
 #[derive(Debug)]
-enum Progress<'a, L: Layout> {
+enum TreeEditProgress<'a, L: Layout> {
     /// It is at a node that it has not searched yet.
-    At(Found<'a, L>),
+    At(FoundNode<'a, L>),
     /// It is between a node and the next one, which is being prefetched.
-    Between(Found<'a, L>, GlobalAddr),
+    Between(FoundNode<'a, L>, GlobalAddr),
     /// It has found its leaf.
-    Here(Found<'a, L>),
+    Here(FoundNode<'a, L>),
     /// It must run alone.
     Alone,
 }
 
-type EditOf<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
+type TreeEdit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
 
-impl<L: Layout> Tree<L> {
+impl<L: Layout> ServerTree<L> {
     /// Executes several single-key operations. They descend together and then take effect in order;
     /// calls `done` with the outcome of each in turn.
     pub async fn execute_all<C: Cpu>(
         &self,
         cpu: &C,
-        edits: &[EditOf<'_, L>],
-        mut done: impl FnMut(Result<Answer<OwnedValue<L>>, Refusal>),
+        edits: &[TreeEdit<'_, L>],
+        mut done: impl FnMut(Result<EditAnswer<OwnedValue<L>>, Refusal>),
     ) {
         for edits in edits.chunks(GROUP) {
             let _epoch = self.epochs.enter(cpu.stripe());
-            let mut leaves = SmallVec::<[Option<Found<'_, L>>; GROUP]>::new();
+            let mut leaves = SmallVec::<[Option<FoundNode<'_, L>>; GROUP]>::new();
             self.descend_together(cpu, edits, &mut leaves).await;
             for (leaf, edit) in leaves.into_iter().zip(edits) {
                 let outcome = match leaf {
                     Some(leaf) => self.execute_at(cpu, leaf, *edit).await,
-                    None => Err(Fail::Restart),
+                    None => Err(TreeFailure::Restart),
                 };
                 done(match outcome {
                     Ok(answer) => Ok(answer),
-                    Err(Fail::Refused(refusal)) => Err(refusal),
-                    Err(Fail::Restart) => self.execute(cpu, *edit).await,
+                    Err(TreeFailure::Refused(refusal)) => Err(refusal),
+                    Err(TreeFailure::Restart) => self.execute(cpu, *edit).await,
                 });
             }
         }
@@ -62,28 +62,28 @@ impl<L: Layout> Tree<L> {
     async fn descend_together<'a, C: Cpu>(
         &'a self,
         cpu: &C,
-        edits: &[EditOf<'_, L>],
-        leaves: &mut SmallVec<[Option<Found<'a, L>>; GROUP]>,
+        edits: &[TreeEdit<'_, L>],
+        leaves: &mut SmallVec<[Option<FoundNode<'a, L>>; GROUP]>,
     ) {
         let root = self.find_root(cpu).await.ok();
-        let at_root = || root.map_or(Progress::Alone, Progress::At);
+        let at_root = || root.map_or(TreeEditProgress::Alone, TreeEditProgress::At);
         let mut group: SmallVec<[_; GROUP]> = edits.iter().map(|_| at_root()).collect();
-        while group.iter().any(|progress| matches!(progress, Progress::At(_))) {
+        while group.iter().any(|progress| matches!(progress, TreeEditProgress::At(_))) {
             for (progress, edit) in group.iter_mut().zip(edits) {
-                if let Progress::At(node) = *progress {
+                if let TreeEditProgress::At(node) = *progress {
                     cpu.charge(Work::VisitNode).await;
                     *progress = self.search(cpu, node, Probe::At(edit.key));
                 }
             }
             for progress in &mut group {
-                if let Progress::Between(node, to) = *progress {
+                if let TreeEditProgress::Between(node, to) = *progress {
                     let next = self.hand_over(cpu, &node, to).await;
-                    *progress = next.map_or(Progress::Alone, Progress::At);
+                    *progress = next.map_or(TreeEditProgress::Alone, TreeEditProgress::At);
                 }
             }
         }
         leaves.extend(group.into_iter().map(|progress| match progress {
-            Progress::Here(leaf) => Some(leaf),
+            TreeEditProgress::Here(leaf) => Some(leaf),
             _ => None,
         }));
     }
@@ -93,24 +93,24 @@ impl<L: Layout> Tree<L> {
     fn search<'a, C: Cpu>(
         &'a self,
         cpu: &C,
-        node: Found<'a, L>,
+        node: FoundNode<'a, L>,
         probe: Probe<'_, L::Key>,
-    ) -> Progress<'a, L> {
+    ) -> TreeEditProgress<'a, L> {
         let step = step(node.page, probe, 0);
         // Validate before following the address: an invalid page may contain any words.
         if self.validate(cpu, &node).is_err() {
-            return Progress::Alone;
+            return TreeEditProgress::Alone;
         }
         match step {
-            Step::Here => Progress::Here(node),
-            Step::Child(to) | Step::Right(to) => match self.page(to) {
+            WalkStep::Here => TreeEditProgress::Here(node),
+            WalkStep::Child(to) | WalkStep::Right(to) => match self.page(to) {
                 Some(page) => {
                     prefetch(page.words());
-                    Progress::Between(node, to)
+                    TreeEditProgress::Between(node, to)
                 }
-                None => Progress::Alone,
+                None => TreeEditProgress::Alone,
             },
-            Step::Lost => Progress::Alone,
+            WalkStep::Lost => TreeEditProgress::Alone,
         }
     }
 }

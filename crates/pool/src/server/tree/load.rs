@@ -5,14 +5,14 @@
 //! to end is published, and the others are refused.
 
 use super::descend::restarting;
-use super::{Fail, Tree};
+use super::{ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr};
 use farleaf_page::{Back, Layout, NextPage, OwnedKey, OwnedValue, Page, fill_end, filled_weight};
 
 /// A load in progress.
 #[derive(Debug)]
-pub struct Loader<L: Layout> {
+pub struct TreeLoader<L: Layout> {
     /// Target weight of a page.
     fill: usize,
     /// The page under construction on each level, leaves first.
@@ -28,12 +28,12 @@ pub struct Loader<L: Layout> {
     ended: Option<Result<(), Refusal>>,
 }
 
-impl<L: Layout> Tree<L> {
+impl<L: Layout> ServerTree<L> {
     /// Starts a load with pages filled to `fill_permille` thousandths.
     ///
     /// # Errors
     /// [`Refusal`] if the tree is not empty, or if the fill is not between 100 and 1000.
-    pub fn load_begin(&self, fill_permille: u16) -> Result<Loader<L>, Refusal> {
+    pub fn load_begin(&self, fill_permille: u16) -> Result<TreeLoader<L>, Refusal> {
         if !(100..=1000).contains(&fill_permille) {
             return Err(Refusal::Malformed);
         }
@@ -41,7 +41,7 @@ impl<L: Layout> Tree<L> {
             return Err(Refusal::NotEmpty);
         }
         let fill = filled_weight::<L>(fill_permille.into());
-        Ok(Loader {
+        Ok(TreeLoader {
             fill,
             open: Vec::new(),
             nodes: Vec::new(),
@@ -63,7 +63,7 @@ impl<L: Layout> Tree<L> {
     /// abort the load.
     pub fn load_append(
         &self,
-        loader: &mut Loader<L>,
+        loader: &mut TreeLoader<L>,
         records: &[(OwnedKey<L>, OwnedValue<L>)],
     ) -> Result<(), Refusal> {
         if loader.ended.is_some() {
@@ -107,7 +107,7 @@ impl<L: Layout> Tree<L> {
     /// The open page of a level.
     fn load_page<'a>(
         &self,
-        loader: &'a mut Loader<L>,
+        loader: &'a mut TreeLoader<L>,
         level: usize,
     ) -> Result<(Page<'_, L>, &'a mut L::Filling), Refusal> {
         let (at, filling) = loader.open.get_mut(level).ok_or(Refusal::Damaged)?;
@@ -117,7 +117,7 @@ impl<L: Layout> Tree<L> {
     /// Adds a child to the open page of a level; `false` if the page is full.
     fn load_child(
         &self,
-        loader: &mut Loader<L>,
+        loader: &mut TreeLoader<L>,
         level: usize,
         child: (&L::Key, GlobalAddr),
     ) -> Result<bool, Refusal> {
@@ -130,7 +130,7 @@ impl<L: Layout> Tree<L> {
     /// before.
     fn load_node(
         &self,
-        loader: &mut Loader<L>,
+        loader: &mut TreeLoader<L>,
         level: usize,
         low: &L::Key,
     ) -> Result<Option<GlobalAddr>, Refusal> {
@@ -150,7 +150,7 @@ impl<L: Layout> Tree<L> {
     }
 
     /// Ends the open leaf at `low` and opens the next one.
-    fn load_next(&self, loader: &mut Loader<L>, low: &L::Key) -> Result<(), Refusal> {
+    fn load_next(&self, loader: &mut TreeLoader<L>, low: &L::Key) -> Result<(), Refusal> {
         match self.load_end_page(loader, 0, Some(low))? {
             Some(next) => self.load_open(loader, 0, next),
             None => Ok(()),
@@ -160,7 +160,7 @@ impl<L: Layout> Tree<L> {
     /// Ends the open page of a level, as [`fill_end`] does.
     fn load_end_page(
         &self,
-        loader: &mut Loader<L>,
+        loader: &mut TreeLoader<L>,
         level: usize,
         high: Option<&L::Key>,
     ) -> Result<Option<NextPage<L>>, Refusal> {
@@ -172,7 +172,7 @@ impl<L: Layout> Tree<L> {
     /// page is full.
     fn load_open(
         &self,
-        loader: &mut Loader<L>,
+        loader: &mut TreeLoader<L>,
         mut level: usize,
         (mut low, mut back): NextPage<L>,
     ) -> Result<(), Refusal> {
@@ -217,7 +217,7 @@ impl<L: Layout> Tree<L> {
     /// Adds the first or second child to the open page of a level.
     fn load_first(
         &self,
-        loader: &mut Loader<L>,
+        loader: &mut TreeLoader<L>,
         level: usize,
         child: (&L::Key, GlobalAddr),
     ) -> Result<(), Refusal> {
@@ -228,7 +228,7 @@ impl<L: Layout> Tree<L> {
     }
 
     /// The leftmost page of a level to which a second page has just been added.
-    fn load_leftmost(&self, loader: &Loader<L>, level: usize) -> Result<GlobalAddr, Refusal> {
+    fn load_leftmost(&self, loader: &TreeLoader<L>, level: usize) -> Result<GlobalAddr, Refusal> {
         let is_first = |&&at: &&GlobalAddr| {
             self.page(at).is_some_and(|page| usize::from(page.level()) == level)
         };
@@ -236,7 +236,7 @@ impl<L: Layout> Tree<L> {
     }
 
     /// Ends the open pages of all levels.
-    fn load_end_pages(&self, loader: &mut Loader<L>) -> Result<(), Refusal> {
+    fn load_end_pages(&self, loader: &mut TreeLoader<L>) -> Result<(), Refusal> {
         let mut level = 0;
         while level < loader.open.len() {
             match self.load_end_page(loader, level, None)? {
@@ -252,7 +252,11 @@ impl<L: Layout> Tree<L> {
     /// # Errors
     /// [`Refusal`] if the tree is no longer empty, or if other clients keep its root busy, but
     /// never for lack of memory. The load is unchanged in that case: end it again, or abort it.
-    pub async fn load_end<C: Cpu>(&self, cpu: &C, loader: &mut Loader<L>) -> Result<(), Refusal> {
+    pub async fn load_end<C: Cpu>(
+        &self,
+        cpu: &C,
+        loader: &mut TreeLoader<L>,
+    ) -> Result<(), Refusal> {
         if loader.ended.is_none() {
             loader.ended = Some(self.load_end_pages(loader));
         }
@@ -269,7 +273,7 @@ impl<L: Layout> Tree<L> {
         Ok(())
     }
 
-    async fn show<C: Cpu>(&self, cpu: &C, top_at: GlobalAddr) -> Result<(), Fail> {
+    async fn show<C: Cpu>(&self, cpu: &C, top_at: GlobalAddr) -> Result<(), TreeFailure> {
         let root = self.page(self.root()).ok_or(Refusal::NoTree)?;
         let top = self.page(top_at).ok_or(Refusal::Damaged)?;
         let _guard = self.lock_any(cpu, root).await?;
@@ -281,7 +285,7 @@ impl<L: Layout> Tree<L> {
     }
 
     /// Aborts a load and frees its nodes.
-    pub fn load_abort(&self, loader: Loader<L>) {
+    pub fn load_abort(&self, loader: TreeLoader<L>) {
         self.nodes.give_back(loader.nodes.into_iter().chain(loader.spare));
     }
 }

@@ -31,7 +31,7 @@ mod point;
 mod scan;
 mod split;
 
-pub use load::Loader;
+pub use load::TreeLoader;
 
 use super::chunks::ChunkAllocator;
 use super::epoch::Epochs;
@@ -49,14 +49,14 @@ const MAX_SPINS: u32 = 10_000;
 
 /// Why an attempt failed.
 #[derive(Clone, Copy, Debug)]
-enum Fail {
+enum TreeFailure {
     /// A concurrent operation interfered: retry.
     Restart,
     /// Retrying cannot help.
     Refused(Refusal),
 }
 
-impl From<Refusal> for Fail {
+impl From<Refusal> for TreeFailure {
     fn from(refusal: Refusal) -> Self {
         Self::Refused(refusal)
     }
@@ -64,7 +64,7 @@ impl From<Refusal> for Fail {
 
 /// A tree in one region.
 #[derive(Debug)]
-pub struct Tree<L: Layout> {
+pub struct ServerTree<L: Layout> {
     server: ServerId,
     region: Arc<Region>,
     nodes: NodePool,
@@ -73,7 +73,7 @@ pub struct Tree<L: Layout> {
     deleted: AtomicU64,
 }
 
-impl<L: Layout> Tree<L> {
+impl<L: Layout> ServerTree<L> {
     /// Creates the handle of a region that has a superblock and no tree yet.
     pub(super) fn new(
         server: ServerId,

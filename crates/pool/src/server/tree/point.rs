@@ -1,12 +1,14 @@
 //! Operations on single keys.
 
-use super::descend::{Found, restarting};
-use super::{Fail, Tree};
+use super::descend::{FoundNode, restarting};
+use super::{ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, Work};
-use farleaf_page::{Action, Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe};
+use farleaf_page::{
+    EditAction, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe,
+};
 
-impl<L: Layout> Tree<L> {
+impl<L: Layout> ServerTree<L> {
     /// The value of `key`.
     ///
     /// # Errors
@@ -22,7 +24,11 @@ impl<L: Layout> Tree<L> {
     }
 
     #[inline]
-    async fn try_get<C: Cpu>(&self, cpu: &C, key: &L::Key) -> Result<Option<OwnedValue<L>>, Fail> {
+    async fn try_get<C: Cpu>(
+        &self,
+        cpu: &C,
+        key: &L::Key,
+    ) -> Result<Option<OwnedValue<L>>, TreeFailure> {
         let leaf = self.descend(cpu, Probe::At(key), 0).await?;
         self.get_at(cpu, &leaf, key)
     }
@@ -31,9 +37,9 @@ impl<L: Layout> Tree<L> {
     fn get_at<C: Cpu>(
         &self,
         cpu: &C,
-        leaf: &Found<'_, L>,
+        leaf: &FoundNode<'_, L>,
         key: &L::Key,
-    ) -> Result<Option<OwnedValue<L>>, Fail> {
+    ) -> Result<Option<OwnedValue<L>>, TreeFailure> {
         let value = L::leaf_get(leaf.page, key);
         self.validate(cpu, leaf)?;
         Ok(value)
@@ -48,9 +54,9 @@ impl<L: Layout> Tree<L> {
         &self,
         cpu: &C,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, Refusal> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, Refusal> {
         if !edit.changes() {
-            return self.get(cpu, edit.key).await.map(Answer::from_lookup);
+            return self.get(cpu, edit.key).await.map(EditAnswer::from_lookup);
         }
         let _epoch = self.epochs.enter(cpu.stripe());
         restarting!(self, cpu, self.try_execute(cpu, edit))
@@ -60,7 +66,7 @@ impl<L: Layout> Tree<L> {
         &self,
         cpu: &C,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, Fail> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, TreeFailure> {
         let leaf = self.descend(cpu, Probe::At(edit.key), 0).await?;
         self.change_at(cpu, leaf, edit).await
     }
@@ -70,28 +76,28 @@ impl<L: Layout> Tree<L> {
     pub(super) async fn execute_at<C: Cpu>(
         &self,
         cpu: &C,
-        leaf: Found<'_, L>,
+        leaf: FoundNode<'_, L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, Fail> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, TreeFailure> {
         match edit.changes() {
             true => self.change_at(cpu, leaf, edit).await,
-            false => self.get_at(cpu, &leaf, edit.key).map(Answer::from_lookup),
+            false => self.get_at(cpu, &leaf, edit.key).map(EditAnswer::from_lookup),
         }
     }
 
     async fn change_at<C: Cpu>(
         &self,
         cpu: &C,
-        leaf: Found<'_, L>,
+        leaf: FoundNode<'_, L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, Fail> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, TreeFailure> {
         let guard = self.lock_found(&leaf)?;
         cpu.charge(Work::ChangeNode).await;
         // No outcome lives across a further await: the state would keep it, and copy it once more.
         let answer = match self.apply(leaf.page, edit) {
             LeafOutcome::Nothing(answer) => return Ok(answer),
             LeafOutcome::Changed { answer, .. } => {
-                if matches!(edit.action, Action::Remove) {
+                if matches!(edit.action, EditAction::Remove) {
                     self.collector.owe(1);
                 }
                 return Ok(answer);
@@ -109,7 +115,7 @@ impl<L: Layout> Tree<L> {
         &self,
         page: Page<'_, L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> LeafOutcome<Answer<OwnedValue<L>>> {
+    ) -> LeafOutcome<EditAnswer<OwnedValue<L>>> {
         let deleted = page.deleted_count();
         let outcome = edit.apply(page);
         self.count_deleted(deleted, page.deleted_count());

@@ -1,7 +1,7 @@
 //! Range scans: forward along the siblings, backward along the low fences.
 
-use super::descend::{Found, restarting};
-use super::{Fail, Tree};
+use super::descend::{FoundNode, restarting};
+use super::{ServerTree, TreeFailure};
 use crate::wire::{RecordRoom, Refusal, SCAN_REPLY_RECORDS};
 use farleaf_fabric::{Cpu, Work};
 use farleaf_page::{Layout, OwnedKey, OwnedValue, Probe, ScanWindow};
@@ -9,14 +9,14 @@ use std::ops::Bound;
 
 /// One leaf's contribution to a scan.
 struct LeafPart<'a, L: Layout> {
-    leaf: Found<'a, L>,
+    leaf: FoundNode<'a, L>,
     /// Where the rest of the range begins, or, for a reverse scan, ends; `None` if nothing is left.
     rest: Option<OwnedKey<L>>,
 }
 
 /// A scan in progress. The near bound moves with every leaf, because records may move between
 /// leaves during the scan and none may be returned twice.
-struct Progress<L: Layout> {
+struct TreeScanProgress<L: Layout> {
     lower: Bound<OwnedKey<L>>,
     upper: Bound<OwnedKey<L>>,
     reverse: bool,
@@ -24,7 +24,7 @@ struct Progress<L: Layout> {
     out: Vec<(OwnedKey<L>, OwnedValue<L>)>,
 }
 
-impl<L: Layout> Tree<L> {
+impl<L: Layout> ServerTree<L> {
     /// Up to `limit` records between the bounds, at most as many as fit one reply, and whether
     /// there may be more.
     ///
@@ -41,7 +41,7 @@ impl<L: Layout> Tree<L> {
         let _epoch = self.epochs.enter(cpu.stripe());
         let limit = limit.min(SCAN_REPLY_RECORDS);
         let min = L::min_key();
-        let mut progress = Progress::<L> {
+        let mut progress = TreeScanProgress::<L> {
             lower: lower.clone(),
             upper: upper.clone(),
             reverse,
@@ -51,7 +51,7 @@ impl<L: Layout> Tree<L> {
         if limit == 0 || (reverse && matches!(upper, Bound::Excluded(key) if *key == min)) {
             return Ok((progress.out, false));
         }
-        let mut known: Option<Found<'_, L>> = None;
+        let mut known: Option<FoundNode<'_, L>> = None;
         let mut room = RecordRoom::for_records(SCAN_REPLY_RECORDS);
         loop {
             let had = progress.out.len();
@@ -86,9 +86,9 @@ impl<L: Layout> Tree<L> {
         &'a self,
         cpu: &C,
         probe: Probe<'_, L::Key>,
-        known: Option<Found<'a, L>>,
-        progress: &mut Progress<L>,
-    ) -> Result<LeafPart<'a, L>, Fail> {
+        known: Option<FoundNode<'a, L>>,
+        progress: &mut TreeScanProgress<L>,
+    ) -> Result<LeafPart<'a, L>, TreeFailure> {
         let leaf = match known {
             Some(leaf) => {
                 cpu.charge(Work::VisitNode).await;
@@ -107,14 +107,14 @@ impl<L: Layout> Tree<L> {
     async fn collect_leaf<'a, C: Cpu>(
         &'a self,
         cpu: &C,
-        leaf: Found<'a, L>,
-        progress: &mut Progress<L>,
-    ) -> Result<LeafPart<'a, L>, Fail> {
-        let Progress { lower, upper, reverse, limit, out } = progress;
+        leaf: FoundNode<'a, L>,
+        progress: &mut TreeScanProgress<L>,
+    ) -> Result<LeafPart<'a, L>, TreeFailure> {
+        let TreeScanProgress { lower, upper, reverse, limit, out } = progress;
         let (lower, upper, reverse) = (lower.as_ref(), upper.as_ref(), *reverse);
         let page = leaf.page;
         if page.is_dead() || page.level() != 0 {
-            return Err(Fail::Restart);
+            return Err(TreeFailure::Restart);
         }
         let limit = *limit - out.len();
         let (lower, upper) = (lower.map(L::key), upper.map(L::key));

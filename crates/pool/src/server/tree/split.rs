@@ -6,30 +6,30 @@
 //! - tree.S2. A new node is complete before anything points to it.
 //! - tree.S3. A separator that cannot be inserted only costs readers a step to the right.
 
-use super::descend::{Found, restarting};
-use super::{Fail, Tree};
+use super::descend::{FoundNode, restarting};
+use super::{ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 use farleaf_page::rules;
-use farleaf_page::{Entry, Exclusive, Layout, OwnedKey, Page, Probe, split_plan};
+use farleaf_page::{Exclusive, Layout, OverflowEntry, OwnedKey, Page, Probe, split_plan};
 
 /// A separator that has yet to be inserted into the parent.
 #[derive(Clone, Debug)]
-struct Separator<K> {
+struct TreeSeparator<K> {
     level: u8,
     key: K,
     child: GlobalAddr,
 }
 
-impl<L: Layout> Tree<L> {
+impl<L: Layout> ServerTree<L> {
     /// Splits the locked node, adds `entry` to the half that covers its key, and updates the
     /// parents.
     pub(super) async fn split_and_add<C: Cpu>(
         &self,
         cpu: &C,
-        full: Found<'_, L>,
+        full: FoundNode<'_, L>,
         guard: Exclusive<'_>,
-        entry: Entry<L>,
+        entry: OverflowEntry<L>,
     ) -> Result<(), Refusal> {
         // tree.S1: one node per level up to the root, two for the root, and one in case the tree
         // grows meanwhile.
@@ -52,11 +52,11 @@ impl<L: Layout> Tree<L> {
     async fn split<C: Cpu>(
         &self,
         cpu: &C,
-        full: Found<'_, L>,
+        full: FoundNode<'_, L>,
         guard: Exclusive<'_>,
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<Separator<OwnedKey<L>>>, Refusal> {
+    ) -> Result<Option<TreeSeparator<OwnedKey<L>>>, Refusal> {
         let needed = if full.at == self.root() { 2 } else { 1 };
         if spare.len() < needed {
             spare.extend(self.nodes.take(needed).ok_or(Refusal::OutOfMemory)?);
@@ -66,7 +66,7 @@ impl<L: Layout> Tree<L> {
             None
         } else {
             let (key, child) = self.split_node(cpu, full.page, entry, spare).await?;
-            Some(Separator { level: full.page.level() + 1, key, child })
+            Some(TreeSeparator { level: full.page.level() + 1, key, child })
         };
         drop(guard);
         Ok(separator)
@@ -76,7 +76,7 @@ impl<L: Layout> Tree<L> {
         &self,
         cpu: &C,
         left: Page<'_, L>,
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(OwnedKey<L>, GlobalAddr), Refusal> {
         let right_at = spare.pop().ok_or(Refusal::OutOfMemory)?;
@@ -102,7 +102,7 @@ impl<L: Layout> Tree<L> {
         &self,
         cpu: &C,
         root: Page<'_, L>,
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Refusal> {
         let left_at = spare.pop().ok_or(Refusal::OutOfMemory)?;
@@ -129,9 +129,9 @@ impl<L: Layout> Tree<L> {
     async fn install<C: Cpu>(
         &self,
         cpu: &C,
-        separator: &Separator<OwnedKey<L>>,
+        separator: &TreeSeparator<OwnedKey<L>>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<Separator<OwnedKey<L>>>, Fail> {
+    ) -> Result<Option<TreeSeparator<OwnedKey<L>>>, TreeFailure> {
         let probe = Probe::At(L::key(&separator.key));
         let node = self.descend(cpu, probe, separator.level).await?;
         let guard = self.lock_found(&node)?;
@@ -139,7 +139,7 @@ impl<L: Layout> Tree<L> {
         if L::inner_key(node.page, L::inner_slot(node.page, probe)) == separator.key {
             return Ok(None); // another operation has inserted it
         }
-        let entry = Entry::Child(separator.key.clone(), separator.child);
+        let entry = OverflowEntry::Child(separator.key.clone(), separator.child);
         if entry.add_to(node.page) {
             return Ok(None);
         }

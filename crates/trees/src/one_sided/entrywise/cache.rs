@@ -11,40 +11,40 @@
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{Mutex, Ordering, lock};
-use farleaf_index::Scan;
+use farleaf_index::ScanResult;
 use farleaf_page::{FencePosition, Layout, OwnedKey, Page, Probe};
 use farleaf_pool::remote::Image;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
 /// Leaves that a parent names, each with its lowest key.
-pub(super) type Named<L> = Vec<(OwnedKey<L>, GlobalAddr)>;
+pub(super) type ParentLeaves<L> = Vec<(OwnedKey<L>, GlobalAddr)>;
 
 /// The cached nodes.
 #[derive(Debug)]
 pub(super) struct NodeCache<L: Layout> {
     /// Maximum number of nodes.
     most: usize,
-    nodes: Mutex<Nodes<L>>,
+    nodes: Mutex<CachedNodes<L>>,
 }
 
 #[derive(Debug)]
-struct Nodes<L: Layout> {
+struct CachedNodes<L: Layout> {
     /// The place of each node in `held`, by its low fence.
     by_low: BTreeMap<OwnedKey<L>, usize>,
-    held: Vec<Node<L>>,
+    held: Vec<CachedNode<L>>,
     clock: u64,
 }
 
 #[derive(Debug)]
-struct Node<L: Layout> {
+struct CachedNode<L: Layout> {
     low: OwnedKey<L>,
     image: Image<L>,
     /// The clock when it was last used.
     used: u64,
 }
 
-impl<L: Layout> Nodes<L> {
+impl<L: Layout> CachedNodes<L> {
     /// The place of the node that covers the probe.
     fn covering(&self, probe: Probe<'_, L::Key>) -> Option<usize> {
         let below = |end: Bound<&L::Key>| {
@@ -83,7 +83,7 @@ impl<L: Layout> Nodes<L> {
 impl<L: Layout> NodeCache<L> {
     pub(super) fn new(bytes: u64) -> Self {
         let most = bytes / (L::page_words() as u64 * 8);
-        let nodes = Nodes { by_low: BTreeMap::new(), held: Vec::new(), clock: 0 };
+        let nodes = CachedNodes { by_low: BTreeMap::new(), held: Vec::new(), clock: 0 };
         Self { most: usize::try_from(most).unwrap_or(usize::MAX), nodes: Mutex::new(nodes) }
     }
 
@@ -104,14 +104,14 @@ impl<L: Layout> NodeCache<L> {
         &self,
         start: &L::Key,
         most: usize,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
     ) -> Option<(Vec<GlobalAddr>, Option<OwnedKey<L>>)> {
         let mut nodes = lock(&self.nodes);
         Some(named_up(nodes.used(Probe::At(start))?, start, most, scan))
     }
 
     /// As [`named_down`], if the parent of the first leaf is cached.
-    pub(super) fn down(&self, probe: Probe<'_, L::Key>, most: usize) -> Option<Named<L>> {
+    pub(super) fn down(&self, probe: Probe<'_, L::Key>, most: usize) -> Option<ParentLeaves<L>> {
         let mut nodes = lock(&self.nodes);
         Some(named_down(nodes.used(probe)?, probe, most))
     }
@@ -133,7 +133,7 @@ impl<L: Layout> NodeCache<L> {
             node.used = nodes.clock;
             return;
         }
-        let node = Node { low, image: Image::of(page), used: nodes.clock };
+        let node = CachedNode { low, image: Image::of(page), used: nodes.clock };
         if let Some(place) = held {
             nodes.held[place] = node;
             return;
@@ -168,7 +168,7 @@ pub(super) fn named_up<L: Layout>(
     parent: Page<'_, L>,
     start: &L::Key,
     most: usize,
-    scan: &Scan<OwnedKey<L>>,
+    scan: &ScanResult<OwnedKey<L>>,
 ) -> (Vec<GlobalAddr>, Option<OwnedKey<L>>) {
     let first = L::inner_slot(parent, Probe::At(start));
     let mut leaves = Vec::new();
@@ -187,7 +187,7 @@ pub(super) fn named_down<L: Layout>(
     parent: Page<'_, L>,
     probe: Probe<'_, L::Key>,
     most: usize,
-) -> Named<L> {
+) -> ParentLeaves<L> {
     let name = |slot| (L::inner_key(parent, slot), L::inner_child(parent, slot));
     (0..=L::inner_slot(parent, probe)).rev().take(most).map(name).collect()
 }
@@ -198,23 +198,23 @@ mod tests {
     use farleaf_fabric::ServerId;
     use farleaf_page::Entries8;
 
-    type L = Entries8<128>;
+    type CacheTestLayout = Entries8<128>;
 
     /// The parent of leaves from `low` to `low` + 100, one in ten keys.
-    fn parent(low: u64) -> Image<L> {
-        let image = Image::<L>::empty();
+    fn parent(low: u64) -> Image<CacheTestLayout> {
+        let image = Image::<CacheTestLayout>::empty();
         let at = GlobalAddr::new(ServerId::new(0), 1024 + low * 1024);
         image.page().format_empty(at, 1, &low, Some(&(low + 100)));
         for key in (low..low + 100).step_by(10) {
             let leaf = GlobalAddr::new(ServerId::new(1), key * 1024);
-            assert!(L::inner_insert(image.page(), &key, leaf));
+            assert!(CacheTestLayout::inner_insert(image.page(), &key, leaf));
         }
         image
     }
 
     #[test]
     fn a_cache_names_leaves_and_keeps_what_is_used() {
-        let cache = NodeCache::<L>::new(3 * 1024 + 1000);
+        let cache = NodeCache::<CacheTestLayout>::new(3 * 1024 + 1000);
         let leaf = |key: u64| GlobalAddr::new(ServerId::new(1), key * 1024);
         assert_eq!(cache.leaf(Probe::At(&5)), None);
         for low in [0, 100, 300] {
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(cache.leaf(Probe::Before(&100)), Some(leaf(90)));
         assert_eq!(cache.leaf(Probe::At(&200)), None);
         assert_eq!(cache.leaf(Probe::Last), None, "the last one does not end at infinity");
-        let scan = Scan::range(..145);
+        let scan = ScanResult::range(..145);
         let (named, next) = cache.up(&115, 10, &scan).unwrap();
         assert_eq!((named, next), ((110..150).step_by(10).map(leaf).collect(), Some(150)));
         let (named, next) = cache.up(&115, 2, &scan).unwrap();
@@ -250,7 +250,7 @@ mod tests {
         for key in [305, 505] {
             assert_eq!(cache.leaf(Probe::At(&key)), Some(leaf(key - 5)), "{key}");
         }
-        let none = NodeCache::<L>::new(1023);
+        let none = NodeCache::<CacheTestLayout>::new(1023);
         none.admit(parent(0).page(), || unreachable!());
         assert_eq!(none.bytes(), 0);
     }

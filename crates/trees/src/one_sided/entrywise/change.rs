@@ -4,7 +4,7 @@ use super::EntryTree;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
-use farleaf_page::{Answer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, Step, step};
+use farleaf_page::{EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, WalkStep, step};
 use farleaf_pool::remote::{EntryHold, EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
 use smallvec::SmallVec;
 
@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 const MAX_STEPS: usize = 1_000;
 
 /// What a change does at a leaf.
-enum Turn<T> {
+enum LeafTurn<T> {
     Done(T),
     /// The key is in a leaf further to the right.
     Right(GlobalAddr),
@@ -21,13 +21,13 @@ enum Turn<T> {
     Of(usize),
 }
 
-type Edit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
+type EntryEdit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
 
 impl<F: Fabric, L: Layout> EntryTree<F, L> {
     pub(super) async fn change_entry(
         &self,
-        edit: Edit<'_, L>,
-    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+        edit: EntryEdit<'_, L>,
+    ) -> Result<EditAnswer<OwnedValue<L>>, IndexError> {
         let pages = &self.tree.pages;
         pages.settle_doubts().await;
         let mut spare = Vec::new();
@@ -38,9 +38,9 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
 
     async fn try_change(
         &self,
-        edit: Edit<'_, L>,
+        edit: EntryEdit<'_, L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Answer<OwnedValue<L>>, Miss> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, Miss> {
         let mut at = self.leaf_of(Probe::At(edit.key)).await?;
         if at == self.tree.root() && !self.tree.knows_root() {
             // Entries are locked before the READ, and an inner root has none. Clients that lock it
@@ -51,9 +51,9 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         let mut owner = self.sides.owner_of(Probe::At(edit.key));
         for _ in 0..MAX_STEPS {
             match self.change_at(at, owner, edit, spare).await? {
-                Turn::Done(answer) => return Ok(answer),
-                Turn::Right(to) => at = to,
-                Turn::Of(other) => owner = other,
+                LeafTurn::Done(answer) => return Ok(answer),
+                LeafTurn::Right(to) => at = to,
+                LeafTurn::Of(other) => owner = other,
             }
         }
         Err(Miss::Restart)
@@ -64,9 +64,9 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         &self,
         at: GlobalAddr,
         owner: usize,
-        edit: Edit<'_, L>,
+        edit: EntryEdit<'_, L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Turn<Answer<OwnedValue<L>>>, Miss> {
+    ) -> Result<LeafTurn<EditAnswer<OwnedValue<L>>>, Miss> {
         let pages = &self.tree.pages;
         let earlier = match pages.fabric().breaks(rules::READ_UNDER_LOCK) {
             true => Some(self.read(at).await?),
@@ -82,7 +82,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         };
         if L::WINDOWS && at != self.tree.root() && earlier.is_none() {
             hold = match self.change_window(hold, at, edit).await? {
-                Ok(answer) => return Ok(Turn::Done(answer)),
+                Ok(answer) => return Ok(LeafTurn::Done(answer)),
                 Err(hold) => hold,
             };
         }
@@ -99,27 +99,27 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         };
         // A whole page that is being written may still look like the old one.
         let next = match copy.word().is_locked() {
-            true => Step::Lost,
+            true => WalkStep::Lost,
             false => step(copy.page(), Probe::At(edit.key), 0),
         };
-        if next != Step::Here {
+        if next != WalkStep::Here {
             pages.release_entries(hold).await;
             self.forget(Probe::At(edit.key));
             return match next {
-                Step::Right(to) => Ok(Turn::Right(to)),
+                WalkStep::Right(to) => Ok(LeafTurn::Right(to)),
                 _ => Err(Miss::Restart),
             };
         }
         let of_leaf = self.sides.owner_of(Probe::At(L::key(&L::low(copy.page()))));
         if of_leaf != owner {
             pages.release_entries(hold).await;
-            return Ok(Turn::Of(of_leaf));
+            return Ok(LeafTurn::Of(of_leaf));
         }
         let image = Image::of(copy.page());
         match edit.apply(image.page()) {
             LeafOutcome::Nothing(answer) => {
                 pages.release_entries(hold).await;
-                Ok(Turn::Done(answer))
+                Ok(LeafTurn::Done(answer))
             }
             LeafOutcome::Changed { answer, words, .. } => {
                 pages.fabric().charge(Work::ChangeNode).await;
@@ -133,7 +133,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
                     pages.end_entries(hold).await;
                     rewritten?;
                 }
-                Ok(Turn::Done(answer))
+                Ok(LeafTurn::Done(answer))
             }
             LeafOutcome::Full => {
                 let Some(entry) = edit.new_record() else {
@@ -149,7 +149,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
                 pages.end_entries(hold).await;
                 self.tree.install_all(split?, spare).await;
                 self.forget(Probe::At(edit.key));
-                Ok(Turn::Done(answer))
+                Ok(LeafTurn::Done(answer))
             }
         }
     }
@@ -176,8 +176,8 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         &'a self,
         hold: EntryHold<'a>,
         at: GlobalAddr,
-        edit: Edit<'_, L>,
-    ) -> Result<Result<Answer<OwnedValue<L>>, EntryHold<'a>>, Miss> {
+        edit: EntryEdit<'_, L>,
+    ) -> Result<Result<EditAnswer<OwnedValue<L>>, EntryHold<'a>>, Miss> {
         let pages = &self.tree.pages;
         let window = match pages.read_window(at, edit.key).await {
             Ok(window) => self.covering(window, edit.key),

@@ -17,7 +17,7 @@ use farleaf_page::{Layout, OwnedKey};
 use farleaf_pool::remote::RecordPlace;
 
 /// Lookups that a guess outlasts without being used itself, at most.
-const MOST_HEAT: u32 = 16;
+const MAX_HEAT: u32 = 16;
 
 #[derive(Debug)]
 struct Guess<K> {
@@ -53,7 +53,7 @@ impl<L: Layout> HotEntries<L> {
     pub(super) fn guess(&self, key: &L::Key) -> Option<RecordPlace> {
         let mut guess = lock(self.place(key)?);
         let guess = guess.as_mut().filter(|guess| L::key(&guess.key) == key)?;
-        guess.heat = (guess.heat + 1).min(MOST_HEAT);
+        guess.heat = (guess.heat + 1).min(MAX_HEAT);
         Some(guess.place.clone())
     }
 
@@ -84,12 +84,12 @@ mod tests {
     use farleaf_fabric::{GlobalAddr, ServerId};
     use farleaf_page::{Entries8, LockWord};
 
-    type L = Entries8<128, true>;
+    type HotTestLayout = Entries8<128, true>;
 
     #[test]
     fn guesses_are_of_the_keys_that_are_asked_for_most() {
         let one = size_of::<Mutex<Option<Guess<u64>>>>() as u64;
-        let hot = HotEntries::<L>::new(2 * one - 1);
+        let hot = HotEntries::<HotTestLayout>::new(2 * one - 1);
         assert_eq!(hot.bytes(), one);
         let place = |number: u64| RecordPlace {
             leaf: GlobalAddr::new(ServerId::new(0), number * 1024),
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(hot.guess(&2), Some(place(2)));
         hot.forget(&2);
         assert_eq!(hot.guess(&2), None);
-        let none = HotEntries::<L>::new(one - 1);
+        let none = HotEntries::<HotTestLayout>::new(one - 1);
         none.note(&1, place(1));
         assert_eq!((none.bytes(), none.guess(&1)), (0, None));
         assert_eq!(HotEntries::<Entries8<128>>::new(1 << 20).bytes(), 0, "it has no windows");

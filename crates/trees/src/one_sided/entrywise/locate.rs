@@ -3,13 +3,15 @@
 //! No node that clients could reach is ever freed, and a leaf keeps its address and its lowest key.
 //! So a cached parent leads to the leaf of a key, or to one on the left of it, however old it is.
 
-use super::super::{Locate, change_whole_leaf};
+use super::super::{LeafLocator, change_whole_leaf};
 use super::EntryTree;
 use super::cache::{named_down, named_up};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
-use farleaf_index::{IndexError, Scan};
+use farleaf_index::{IndexError, ScanResult};
 use farleaf_page::rules;
-use farleaf_page::{Answer, Entry, Layout, LeafEdit, OwnedKey, OwnedValue, Probe, Step, step};
+use farleaf_page::{
+    EditAnswer, Layout, LeafEdit, OverflowEntry, OwnedKey, OwnedValue, Probe, WalkStep, step,
+};
 use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
 use std::borrow::Borrow;
 
@@ -49,7 +51,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     }
 }
 
-impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
+impl<F: Fabric, L: Layout> LeafLocator for EntryTree<F, L> {
     type Fabric = F;
     type Layout = L;
     /// Where the leaves end whose READs are posted; `None` if they reach the end of the index.
@@ -63,17 +65,17 @@ impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
         let at = self.leaf_of(probe).await?;
         let copy = self.read_unlocked(at).await?;
         match step(copy.page(), probe, 0) {
-            Step::Here => Ok(copy),
+            WalkStep::Here => Ok(copy),
             _ if copy.page().level() == 0
                 && self.tree.pages.fabric().breaks(rules::LEAF_FENCES) =>
             {
                 Ok(copy)
             }
-            Step::Child(to) | Step::Right(to) => {
+            WalkStep::Child(to) | WalkStep::Right(to) => {
                 self.forget(probe);
                 self.tree.walk(copy.pointer(to), probe, 0).await
             }
-            Step::Lost => {
+            WalkStep::Lost => {
                 self.forget(probe);
                 Err(Miss::Restart)
             }
@@ -112,7 +114,7 @@ impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
     async fn change(
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Answer<OwnedValue<L>>, IndexError> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, IndexError> {
         match L::BY_ENTRIES {
             true => self.change_entry(edit).await,
             false => change_whole_leaf(self, edit).await,
@@ -127,7 +129,7 @@ impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
     async fn split_and_add(
         &self,
         full: &PageCopy<L>,
-        entry: &Entry<L>,
+        entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<(), Miss> {
         let split = self.tree.split_leaf(full, entry, spare).await;
@@ -138,7 +140,7 @@ impl<F: Fabric, L: Layout> Locate for EntryTree<F, L> {
     async fn locate_up(
         &self,
         start: &L::Key,
-        scan: &Scan<OwnedKey<L>>,
+        scan: &ScanResult<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
     ) -> Result<(Option<PageCopy<L>>, Self::Ahead), Miss> {

@@ -4,7 +4,7 @@ use super::EntryTree;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
-use farleaf_page::{FencePosition, Layout, OwnedValue, Probe, Step};
+use farleaf_page::{FencePosition, Layout, OwnedValue, Probe, WalkStep};
 use farleaf_pool::remote::{Image, Miss, PageCopy, Pointer, RecordPlace};
 use std::borrow::Borrow;
 
@@ -89,11 +89,11 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
             Some(leaf) => Pointer::fixed(leaf),
             None => self.tree.root_pointer(),
         };
-        let met = |copy: &PageCopy<L>, key: &L::Key, step: Step| {
+        let met = |copy: &PageCopy<L>, key: &L::Key, step: WalkStep| {
             self.tree.note_root(copy);
             match (copy.page().level(), step) {
-                (1, Step::Child(_)) => self.admit(copy, Probe::At(key)),
-                (0, Step::Right(_) | Step::Lost) => self.forget(Probe::At(key)),
+                (1, WalkStep::Child(_)) => self.admit(copy, Probe::At(key)),
+                (0, WalkStep::Right(_) | WalkStep::Lost) => self.forget(Probe::At(key)),
                 _ => {}
             }
         };

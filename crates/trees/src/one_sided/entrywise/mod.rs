@@ -34,7 +34,7 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::IndexError;
 use farleaf_page::{DesignId, Layout};
 use farleaf_pool::remote::{Image, PageClient, RpcClient};
-use sides::OwnSides;
+use sides::ClientEntrySides;
 
 /// Divided keys are changed without locks.
 pub(crate) const NO_VERSIONS: IndexError =
@@ -96,7 +96,7 @@ pub(crate) async fn open<F: Fabric, L: Layout>(
 #[derive(Debug)]
 pub struct EntryTree<F: Fabric, L: Layout> {
     tree: BlinkTree<F, L>,
-    sides: OwnSides<L>,
+    sides: ClientEntrySides<L>,
     /// Whether lookups read the versions in locks (entries.V1).
     by_versions: bool,
 }

@@ -3,20 +3,20 @@
 //! *Invariants*
 //! - entrywise.O1. In the partitioned form, a leaf belongs to the compute server that owns its
 //!   lowest key, which never changes. Its entries are changed in a turn of that compute server.
-//! - entrywise.O2. A partitioned index is open to one compute side only ([`AllSides`]).
+//! - entrywise.O2. A partitioned index is open to one compute side only ([`PerServer`]).
 //!
 //! *Thread safety*: shared by all threads of a process.
 
 use super::EntrywiseOptions;
 use super::cache::NodeCache;
 use super::hot::HotEntries;
-use crate::sides::{AllSides, Refusals, Sides};
+use crate::sides::{ClientSides, PerServer, SideErrors};
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
 use farleaf_page::{Layout, OwnedKey, Probe};
 use farleaf_pool::remote::EntryLocks;
 
-const REFUSALS: Refusals = Refusals {
+const REFUSALS: SideErrors = SideErrors {
     is_divided: "the keys of this index are divided among compute servers: open it as p-sherman",
     is_shared: "the compute servers of this index share all keys: open it as sherman",
     too_many: "p-sherman has at most 65,535 boundaries",
@@ -24,13 +24,13 @@ const REFUSALS: Refusals = Refusals {
 
 /// What the clients of one compute server share.
 #[derive(Debug)]
-pub(super) struct Side<L: Layout> {
+pub(super) struct EntrySide<L: Layout> {
     cache: NodeCache<L>,
     hot: HotEntries<L>,
     locks: Arc<EntryLocks>,
 }
 
-impl<L: Layout> Side<L> {
+impl<L: Layout> EntrySide<L> {
     fn new(options: EntrywiseOptions, hot_bytes: u64, is_exclusive: bool) -> Self {
         let locks = match is_exclusive {
             true => EntryLocks::exclusive(),
@@ -47,7 +47,7 @@ impl<L: Layout> Side<L> {
 pub struct EntrywiseCompute<L: Layout> {
     options: EntrywiseOptions,
     hot_bytes: u64,
-    pub(super) all: Arc<AllSides<OwnedKey<L>, Side<L>>>,
+    pub(super) all: Arc<PerServer<OwnedKey<L>, EntrySide<L>>>,
 }
 
 // Not derived: the derive would require more of `L`.
@@ -61,12 +61,12 @@ impl<L: Layout> EntrywiseCompute<L> {
     /// With `boundaries`, each compute server owns a range of keys.
     ///
     /// # Errors
-    /// Those of [`AllSides::new`].
+    /// Those of [`PerServer::new`].
     pub(crate) fn new(
         options: EntrywiseOptions,
         boundaries: Option<Vec<OwnedKey<L>>>,
     ) -> Result<Self, IndexError> {
-        Ok(Self { options, hot_bytes: 0, all: AllSides::new(boundaries, &REFUSALS)? })
+        Ok(Self { options, hot_bytes: 0, all: PerServer::new(boundaries, &REFUSALS)? })
     }
 
     /// Gives each compute server so many bytes for guesses where popular records are.
@@ -81,9 +81,10 @@ impl<L: Layout> EntrywiseCompute<L> {
     }
 
     /// The sides that a client on a compute server takes.
-    pub(super) fn sides(&self, compute_server: u16) -> OwnSides<L> {
+    pub(super) fn sides(&self, compute_server: u16) -> ClientEntrySides<L> {
         let is_exclusive = self.all.is_divided();
-        self.all.sides(compute_server, || Side::new(self.options, self.hot_bytes, is_exclusive))
+        self.all
+            .sides(compute_server, || EntrySide::new(self.options, self.hot_bytes, is_exclusive))
     }
 
     pub(crate) fn cached_bytes(&self) -> u64 {
@@ -92,9 +93,9 @@ impl<L: Layout> EntrywiseCompute<L> {
 }
 
 /// The sides that one client takes.
-pub(super) type OwnSides<L> = Sides<OwnedKey<L>, Side<L>>;
+pub(super) type ClientEntrySides<L> = ClientSides<OwnedKey<L>, EntrySide<L>>;
 
-impl<L: Layout> OwnSides<L> {
+impl<L: Layout> ClientEntrySides<L> {
     /// The number of the side for a probe.
     #[inline]
     pub(super) fn owner_of(&self, probe: Probe<'_, L::Key>) -> usize {
