@@ -3,8 +3,8 @@
 #![no_main]
 
 use farleaf_page::table::{
-    LowerLevels, BloomFilter, SsTableBuilder, Clip, RecordCursor, SsTableFences, SsTableFooter, SsTableLookup, FullIndex, SsTableIndex, IndexKind,
-    KeyBuf, RecordKind, LocateFunction, Compaction, MergeError, MergeOptions, SsTableMeta, Picked, CompactionProgress, SsTableRecord, RecordRun,
+    LowerLevels, BloomFilter, SsTableBuilder, SsTableClip, RecordCursor, SsTableFences, SsTableFooter, SsTableLookup, FullIndex, SsTableIndex, IndexKind,
+    KeyBuf, RecordKind, LocateFunction, Compaction, CompactionError, CompactionOptions, SsTableMeta, VisibleVersion, CompactionProgress, SsTableRecord, RecordRun,
     pick,
 };
 use libfuzzer_sys::fuzz_target;
@@ -80,7 +80,7 @@ fn check(words: &[u64], meta: &SsTableMeta, versions: &Versions) {
             SsTableLookup::Record { words, end } => words.start..end,
         };
         let words = &words[found.start as usize..found.end as usize];
-        let Picked::Record(record) = pick(words, id, key, bound).unwrap() else {
+        let VisibleVersion::Record(record) = pick(words, id, key, bound).unwrap() else {
             panic!("a version is not found")
         };
         assert_eq!(version_of(record), (version.clone(), value.clone()));
@@ -119,8 +119,8 @@ fn play(data: &[u8]) {
         let place = usize::from(place) % damaged.len();
         damaged[place] ^= 1 << (flip % 64);
     }
-    let options = MergeOptions {
-        range: Clip::default(),
+    let options = CompactionOptions {
+        range: SsTableClip::default(),
         snapshots: if head & 64 > 0 { vec![u64::from(place)] } else { Vec::new() },
         below: if head & 128 > 0 { LowerLevels::everything() } else { LowerLevels::nothing() },
         cuts: vec![KeyBuf::from_bytes(&[piece % 32])],
@@ -142,11 +142,11 @@ fn play(data: &[u8]) {
     let mut merge = Compaction::new(tables.len(), options);
     let (mut builder, mut words) = (SsTableBuilder::new(10, 9, kind_of(piece)), Vec::new());
     for (source, (id, _)) in tables.iter().enumerate() {
-        merge.begin(source, *id, &Clip::default()).unwrap();
+        merge.begin(source, *id, &SsTableClip::default()).unwrap();
     }
     let mut fed = [0; 3];
     let mut merged = Versions::new();
-    let mut step = || -> Result<(), MergeError> {
+    let mut step = || -> Result<(), CompactionError> {
         loop {
             match merge.step(u64::from(budget) + 1, &mut builder, &mut words)? {
                 CompactionProgress::Spent => {}

@@ -7,21 +7,21 @@ use farleaf_fabric::handshake::{
     MessageAssembler, HandshakeError, HandshakeMessage, PeerIdentity, Initiator, InitiatorStep, Nonce, Responder,
     ResponderStep, PeerRole, Token, ExpectedPeer,
 };
-use farleaf_fabric::tcp::frame::{Decoded, MAX_FRAME_BYTES, decode_completion, decode_request};
+use farleaf_fabric::tcp::frame::{DecodedFrame, MAX_FRAME_BYTES, decode_completion, decode_request};
 use libfuzzer_sys::fuzz_target;
 
 fn requests(mut data: &[u8]) {
     loop {
         match decode_request(data) {
-            Decoded::Frame { id, body, bytes } => {
+            DecodedFrame::Frame { id, body, bytes } => {
                 assert!(bytes <= MAX_FRAME_BYTES && bytes == body.frame_bytes());
                 let mut again = vec![0; bytes];
                 body.encode(id, &mut again);
                 assert_eq!(again, data[..bytes]);
                 data = &data[bytes..];
             }
-            Decoded::Incomplete => return assert!(data.len() < MAX_FRAME_BYTES),
-            Decoded::Malformed => return,
+            DecodedFrame::Incomplete => return assert!(data.len() < MAX_FRAME_BYTES),
+            DecodedFrame::Malformed => return,
         }
     }
 }
@@ -29,15 +29,15 @@ fn requests(mut data: &[u8]) {
 fn completions(mut data: &[u8]) {
     loop {
         match decode_completion(data) {
-            Decoded::Frame { id, body, bytes } => {
+            DecodedFrame::Frame { id, body, bytes } => {
                 assert!(bytes <= MAX_FRAME_BYTES && bytes == body.frame_bytes());
                 let mut again = vec![0; bytes];
                 body.encode(id, &mut again);
                 assert_eq!(again, data[..bytes]);
                 data = &data[bytes..];
             }
-            Decoded::Incomplete => return assert!(data.len() < MAX_FRAME_BYTES),
-            Decoded::Malformed => return,
+            DecodedFrame::Incomplete => return assert!(data.len() < MAX_FRAME_BYTES),
+            DecodedFrame::Malformed => return,
         }
     }
 }

@@ -36,13 +36,13 @@ pub(crate) fn shown_fields(fields: impl Iterator<Item = String>) -> Vec<String> 
 }
 
 /// Fails on lines longer than [`LINE_BYTES`].
-struct Lines<R> {
+struct LineLimitReader<R> {
     inner: R,
     /// Bytes since the last line break.
     bytes: usize,
 }
 
-impl<R: Read> Read for Lines<R> {
+impl<R: Read> Read for LineLimitReader<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(into)?;
         let mut lines = into[..read].split(|byte| *byte == b'\n');
@@ -62,7 +62,7 @@ impl<R: Read> Read for Lines<R> {
 /// The lines of a file of any encoding, without their ends.
 pub(crate) struct LineReader {
     path: PathBuf,
-    content: BufReader<Lines<InputContent>>,
+    content: BufReader<LineLimitReader<InputContent>>,
     line: Vec<u8>,
     number: u64,
 }
@@ -70,7 +70,7 @@ pub(crate) struct LineReader {
 /// Opens a file, or stdin for `-`, to read it line by line.
 pub(crate) fn lines(path: &Path) -> Result<LineReader, InputError> {
     let (path, inner) = content::open(path)?;
-    let content = BufReader::new(Lines { inner, bytes: 0 });
+    let content = BufReader::new(LineLimitReader { inner, bytes: 0 });
     Ok(LineReader { path, content, line: Vec::new(), number: 0 })
 }
 

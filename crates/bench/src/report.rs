@@ -6,7 +6,7 @@
 
 use crate::driver::{AppliedChange, Measurement};
 use crate::timeline::Timeline;
-use farleaf_index::Reshaped;
+use farleaf_index::ReshapeCost;
 use farleaf_pool::wire::Usage;
 use serde::{Deserialize, Serialize};
 
@@ -184,7 +184,7 @@ pub struct ReshapeReport {
 impl From<&AppliedChange> for ReshapeReport {
     fn from(made: &AppliedChange) -> Self {
         let done = made.outcome.as_ref().ok().copied();
-        let Reshaped { took_ns, writes, bytes_written, moved, .. } = done.unwrap_or_default();
+        let ReshapeCost { took_ns, writes, bytes_written, moved, .. } = done.unwrap_or_default();
         Self {
             at_ns: made.at_ns,
             what: made.label(),

@@ -14,7 +14,7 @@
 use crate::keys::{KeySpace, mix64};
 use farleaf_fabric::sync::Arc;
 use farleaf_index::Naming;
-use farleaf_page::{Bytes, Layout, REFERENCE_BYTES, TooLong};
+use farleaf_page::{Bytes, Layout, LengthError, REFERENCE_BYTES};
 use std::fmt::{Display, Formatter};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -93,7 +93,7 @@ pub enum StringsError {
     ShortValues,
     /// A key or a value is too long for the pages.
     #[error("{0}")]
-    TooLong(TooLong),
+    TooLong(LengthError),
 }
 
 #[derive(Debug)]

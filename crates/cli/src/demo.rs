@@ -15,7 +15,7 @@ use farleaf_bench::sizing::{
 };
 use farleaf_bench::strings::{KeyForm, StringForm};
 use farleaf_bench::table::narrow_table;
-use farleaf_bench::workload::{Harness, Mix, OperationKind, StreamConfig};
+use farleaf_bench::workload::{HarnessDeviations, OperationKind, OperationMix, StreamConfig};
 use farleaf_command_line::exit::check_errors;
 use farleaf_command_line::output::{JsonTarget, grouped};
 use farleaf_command_line::{units, usage};
@@ -246,7 +246,7 @@ impl<O: KeyValueForm> Demo<'_, O> {
         demo.show(&testbed)?;
         let mut reports = Vec::new();
         for workload in WORKLOADS {
-            let mix = Mix::named(workload)?;
+            let mix = OperationMix::named(workload)?;
             let distribution = mix.distribution;
             let scans =
                 mix.operations.iter().any(|(kind, _)| matches!(kind, OperationKind::Scan { .. }));
@@ -258,7 +258,7 @@ impl<O: KeyValueForm> Demo<'_, O> {
                     clustered: false,
                     keys: demo.keys.clone(),
                     seed: demo.seed,
-                    harness: Harness::default(),
+                    harness: HarnessDeviations::default(),
                 },
                 compute_servers: 1,
                 threads: THREADS,

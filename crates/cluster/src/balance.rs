@@ -6,7 +6,7 @@ use crate::client::ClusterConnection;
 use crate::layouts::ClusterLayout;
 use crate::stop::StopSignal;
 use farleaf_index::partition::Balancer;
-use farleaf_index::{BalanceOptions, IndexError, Reshaped};
+use farleaf_index::{BalanceOptions, IndexError, ReshapeCost};
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ pub fn balance_until<L: ClusterLayout, E: Display>(
     connect: impl Fn() -> Result<ClusterConnection<L>, E>,
     stop: &StopSignal,
 ) {
-    let report = |outcome: Result<Reshaped, IndexError>| match outcome {
-        Ok(Reshaped { moved, took_ns, .. }) => {
+    let report = |outcome: Result<ReshapeCost, IndexError>| match outcome {
+        Ok(ReshapeCost { moved, took_ns, .. }) => {
             let (from, to) = moved.unwrap_or_default();
             let took = Duration::from_nanos(took_ns);
             tracing::info!("keys moved from busy compute server {from} to {to} in {took:.1?}");

@@ -56,7 +56,7 @@ const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// A cluster that was found in the catalog. It knows the kind of keys, so a program can choose
 /// which [`ClusterConnection`] to open.
-pub struct Located {
+pub struct LocatedCluster {
     config: ConnectionConfig,
     catalog: Arc<dyn Catalog>,
     keys: CatalogKeys,
@@ -65,7 +65,7 @@ pub struct Located {
     acknowledged: Arc<Acknowledged>,
 }
 
-impl Located {
+impl LocatedCluster {
     /// Looks the cluster up in the catalog.
     ///
     /// # Errors
@@ -320,9 +320,9 @@ impl<L: ClusterLayout> ClusterConnection<L> {
     /// Finds a cluster and connects to it.
     ///
     /// # Errors
-    /// As for [`Located::find`] and [`Located::connect`].
+    /// As for [`LocatedCluster::find`] and [`LocatedCluster::connect`].
     pub fn open(config: &ConnectionConfig) -> Result<Self, ProgramError> {
-        Located::find(config)?.connect()
+        LocatedCluster::find(config)?.connect()
     }
 
     /// The catalog, and the cluster's keys in it.

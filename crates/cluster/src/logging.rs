@@ -11,15 +11,15 @@ pub const VARIABLE: &str = "FARLEAF_LOG";
 
 /// A log level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Level(LevelFilter);
+pub struct LogLevel(LevelFilter);
 
-impl Default for Level {
+impl Default for LogLevel {
     fn default() -> Self {
         Self(LevelFilter::INFO)
     }
 }
 
-impl FromStr for Level {
+impl FromStr for LogLevel {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -31,7 +31,7 @@ impl FromStr for Level {
     }
 }
 
-impl Level {
+impl LogLevel {
     /// The level of the flag if given, otherwise of the environment variable, otherwise the
     /// default.
     ///
@@ -49,7 +49,7 @@ impl Level {
 }
 
 /// Sends this process's log to stderr. Only the first call has an effect.
-pub fn start(level: Level) {
+pub fn start(level: LogLevel) {
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(level.0)
         .with_writer(std::io::stderr)

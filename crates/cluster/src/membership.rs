@@ -19,7 +19,7 @@ use std::time::Duration;
 pub const DEFAULT_TERM: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
-struct Published {
+struct PublishedRecord {
     /// The value that the entry should have.
     value: String,
     lease: CatalogLease,
@@ -33,7 +33,7 @@ struct MembershipShared {
     /// The term to ask for.
     term: Duration,
     /// Locked during every exchange about the entry, so that the entry has one writer at a time.
-    published: Mutex<Published>,
+    published: Mutex<PublishedRecord>,
     stop: StopSignal,
 }
 
@@ -165,7 +165,7 @@ impl ClusterMember {
                 granted.as_secs_f64()
             );
         }
-        let published = Mutex::new(Published { value, lease, term: granted });
+        let published = Mutex::new(PublishedRecord { value, lease, term: granted });
         let shared = Arc::new(MembershipShared {
             catalog,
             key,

@@ -318,17 +318,17 @@ pub struct CatalogKeys {
 /// A string that is not a valid cluster name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a cluster's name must have 1 to 64 letters, digits, `-` or `_`")]
-pub struct BadName;
+pub struct InvalidName;
 
 impl CatalogKeys {
     /// The keys of the cluster with this name.
     ///
     /// # Errors
-    /// [`BadName`] if the name is not a valid cluster name.
-    pub fn new(cluster: &str) -> Result<Self, BadName> {
+    /// [`InvalidName`] if the name is not a valid cluster name.
+    pub fn new(cluster: &str) -> Result<Self, InvalidName> {
         let sound = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         if !(1..=64).contains(&cluster.len()) || !cluster.bytes().all(sound) {
-            return Err(BadName);
+            return Err(InvalidName);
         }
         Ok(Self { prefix: format!("farleaf/{cluster}/") })
     }
@@ -492,7 +492,7 @@ mod tests {
     fn names_cannot_leave_their_place() {
         assert_eq!(CatalogKeys::new("one").unwrap().memory(3), "farleaf/one/memory/3");
         for name in ["", "a/b", "a b", "ü", &"x".repeat(65)] {
-            assert_eq!(CatalogKeys::new(name), Err(BadName), "{name}");
+            assert_eq!(CatalogKeys::new(name), Err(InvalidName), "{name}");
         }
     }
 }

@@ -47,7 +47,9 @@ use comfy_table::{CellAlignment, Table};
 use contender::{Contender, ContenderRound, measure, verify};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::strings::KeyForm;
-use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
+use farleaf_bench::workload::{
+    Distribution, HarnessDeviations, OperationKind, OperationMix, StreamConfig,
+};
 use keys::{ByteKeys, LoadedKeys};
 use serde::Serialize;
 use std::io::Write;
@@ -100,7 +102,7 @@ struct CompareArguments {
     /// Let threads run `read-only`, `write-intensive` (50 lookups, 50 updates), or another workload
     /// of `farleaf-lab bench` that has only lookups and updates
     #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = lookups_and_updates)]
-    workload: Mix,
+    workload: OperationMix,
     /// Draw keys from this distribution: `uniform` or `zipfian:THETA`
     #[arg(long, value_name = "KIND", default_value = "uniform")]
     distribution: Distribution,
@@ -138,8 +140,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "expected from 0.001 to 3600".into())
 }
 
-fn lookups_and_updates(name: &str) -> Result<Mix, String> {
-    let mix = Mix::named(name).map_err(|error| error.to_string())?;
+fn lookups_and_updates(name: &str) -> Result<OperationMix, String> {
+    let mix = OperationMix::named(name).map_err(|error| error.to_string())?;
     let simple = |(kind, _): &(OperationKind, u32)| {
         matches!(kind, OperationKind::Get | OperationKind::Update)
     };
@@ -317,7 +319,7 @@ fn rounds<K: LoadedKeys>(
             clustered: false,
             keys: keys.space().clone(),
             seed: arguments.seed.wrapping_add(round.into()),
-            harness: Harness::default(),
+            harness: HarnessDeviations::default(),
         };
         let mut work = ContenderRound::new(keys, &config, threads.into(), arguments.seconds)?;
         for turn in 0..entries.len() {
@@ -435,9 +437,9 @@ mod tests {
     }
 
     /// A contender that loads only half of its keys.
-    struct Forgetful(Box<dyn Contender<KeySpace>>);
+    struct HalfLoadedMap(Box<dyn Contender<KeySpace>>);
 
-    impl Contender<KeySpace> for Forgetful {
+    impl Contender<KeySpace> for HalfLoadedMap {
         fn name(&self) -> &'static str {
             "forgetful"
         }
@@ -462,7 +464,7 @@ mod tests {
     fn nobody_wins_by_not_finding_keys() {
         let arguments = parsed(&[]);
         let keys = KeySpace::spread(10_001);
-        let mut forgetful = Forgetful(maps::all().remove(3));
+        let mut forgetful = HalfLoadedMap(maps::all().remove(3));
         forgetful.load(&keys).unwrap();
         assert!(verify(&forgetful, &keys).is_err());
         let config = StreamConfig {
@@ -471,7 +473,7 @@ mod tests {
             clustered: false,
             keys: keys.clone(),
             seed: 1,
-            harness: Harness::default(),
+            harness: HarnessDeviations::default(),
         };
         let round = ContenderRound::new(&keys, &config, 1, arguments.seconds).unwrap();
         let error = measure(&forgetful, &round).unwrap_err().to_string();

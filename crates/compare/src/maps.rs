@@ -29,9 +29,9 @@ type MapContenders<K> = Vec<Box<dyn Contender<K>>>;
 /// All maps of numbers, in the order of the table.
 pub(crate) fn all() -> MapContenders<KeySpace> {
     vec![
-        Box::new(LoadedMap::<Bf>::new()),
-        Box::new(LoadedMap::<Art>::new()),
-        Box::new(LoadedMap::<Skip<u64>>::new()),
+        Box::new(LoadedMap::<BfTreeMap>::new()),
+        Box::new(LoadedMap::<CongeeArtMap>::new()),
+        Box::new(LoadedMap::<CrossbeamSkipMap<u64>>::new()),
         Box::new(LoadedMap::<LockedMap<u64, u64>>::new()),
     ]
 }
@@ -39,15 +39,15 @@ pub(crate) fn all() -> MapContenders<KeySpace> {
 /// All maps of byte strings, in the order of the table.
 pub(crate) fn of_bytes() -> MapContenders<ByteKeys> {
     vec![
-        Box::new(LoadedMap::<Bf>::new()),
+        Box::new(LoadedMap::<BfTreeMap>::new()),
         Box::new(LoadedMap::<Redb>::new()),
-        Box::new(LoadedMap::<Skip<Vec<u8>>>::new()),
+        Box::new(LoadedMap::<CrossbeamSkipMap<Vec<u8>>>::new()),
         Box::new(LoadedMap::<LockedMap<Vec<u8>, Vec<u8>>>::new()),
     ]
 }
 
 /// An ordered map that threads can share.
-trait Map<K: LoadedKeys>: Sync + Sized {
+trait OrderedMap<K: LoadedKeys>: Sync + Sized {
     const NAME: &'static str;
 
     /// An empty map with room for these keys.
@@ -89,7 +89,7 @@ impl<M> LoadedMap<M> {
     }
 }
 
-impl<K: LoadedKeys, M: Map<K>> Contender<K> for LoadedMap<M> {
+impl<K: LoadedKeys, M: OrderedMap<K>> Contender<K> for LoadedMap<M> {
     fn name(&self) -> &'static str {
         M::NAME
     }
@@ -133,7 +133,7 @@ impl<M> Clone for MapSession<'_, M> {
 
 impl<M> Copy for MapSession<'_, M> {}
 
-impl<K: LoadedKeys, M: Map<K>> ContenderSession<K> for MapSession<'_, M> {
+impl<K: LoadedKeys, M: OrderedMap<K>> ContenderSession<K> for MapSession<'_, M> {
     #[inline(always)]
     async fn get(&self, key: &BorrowedKey<K>) -> Result<Option<K::Value>, IndexError> {
         Ok(self.0.get(key))
@@ -148,16 +148,16 @@ impl<K: LoadedKeys, M: Map<K>> ContenderSession<K> for MapSession<'_, M> {
 /// Bf-Tree as a cache that holds everything, without base pages behind it, which is the faster of
 /// its two in-memory modes. (If it evicted a record after all, contender.N1 would detect that.) Its
 /// insertion replaces an existing value, so it also serves as update.
-struct Bf(BfTree);
+struct BfTreeMap(BfTree);
 
-impl Bf {
+impl BfTreeMap {
     /// The size of the record buffer, as a multiple of the size of Farleaf's pages. It is several
     /// times what half-full pages take, so that nothing is evicted. The system provides memory when
     /// it is used.
     const BUFFER_TIMES: u64 = 4;
 }
 
-impl<K: LoadedKeys<Value: BytesOfValue>> Map<K> for Bf {
+impl<K: LoadedKeys<Value: BytesOfValue>> OrderedMap<K> for BfTreeMap {
     const NAME: &'static str = "bf-tree";
 
     fn new(keys: &K) -> anyhow::Result<Self> {
@@ -176,7 +176,7 @@ impl<K: LoadedKeys<Value: BytesOfValue>> Map<K> for Bf {
     }
 
     fn insert(&self, key: &BorrowedKey<K>, value: K::Value) -> anyhow::Result<()> {
-        anyhow::ensure!(Map::<K>::update(self, key, value), "bf-tree refuses {key:?}");
+        anyhow::ensure!(OrderedMap::<K>::update(self, key, value), "bf-tree refuses {key:?}");
         Ok(())
     }
 
@@ -223,9 +223,9 @@ impl BytesOfValue for [u8; 8] {
 }
 
 /// congee, an adaptive radix tree with optimistic lock coupling.
-struct Art(Congee<usize, usize>);
+struct CongeeArtMap(Congee<usize, usize>);
 
-impl Map<KeySpace> for Art {
+impl OrderedMap<KeySpace> for CongeeArtMap {
     const NAME: &'static str = "congee";
 
     fn new(_keys: &KeySpace) -> anyhow::Result<Self> {
@@ -252,9 +252,9 @@ impl Map<KeySpace> for Art {
 
 /// crossbeam's skip list. Updates change values in place, because an insertion would replace the
 /// whole node.
-struct Skip<Q>(SkipMap<Q, AtomicU64>);
+struct CrossbeamSkipMap<Q>(SkipMap<Q, AtomicU64>);
 
-impl<Q, K> Map<K> for Skip<Q>
+impl<Q, K> OrderedMap<K> for CrossbeamSkipMap<Q>
 where
     Q: Ord + Send + Borrow<BorrowedKey<K>> + 'static,
     K: LoadedKeys<Layout: Layout<Key: ToOwned<Owned = Q>>, Value: BytesOfValue>,
@@ -287,7 +287,7 @@ where
 /// The standard library's map behind one lock.
 struct LockedMap<Q, V>(RwLock<BTreeMap<Q, V>>);
 
-impl<Q, V, K> Map<K> for LockedMap<Q, V>
+impl<Q, V, K> OrderedMap<K> for LockedMap<Q, V>
 where
     Q: Ord + Send + Sync + Borrow<BorrowedKey<K>>,
     V: Borrow<InPage<K>> + Send + Sync,
@@ -339,7 +339,7 @@ impl Redb {
     }
 }
 
-impl Map<ByteKeys> for Redb {
+impl OrderedMap<ByteKeys> for Redb {
     const NAME: &'static str = "redb";
 
     fn new(_keys: &ByteKeys) -> anyhow::Result<Self> {

@@ -8,7 +8,7 @@ use crate::cache::Restart;
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::LiveCounters;
 use farleaf_page::{
-    EditAction, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe,
+    DescentProbe, EditAction, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page,
 };
 use farleaf_pool::remote::RemoteError;
 
@@ -26,7 +26,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         let read = |page: Page<'_, L>| L::leaf_get(page, key);
         if !self.offload.is_on() {
-            return self.read_leaf(Probe::At(key), read).await;
+            return self.read_leaf(DescentProbe::At(key), read).await;
         }
         let (answer, _) = self.run(LeafEdit { key, action: EditAction::Get }).await?;
         Ok(answer.found)
@@ -76,7 +76,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if edit.changes() {
             self.before_change().await;
         }
-        let probe = Probe::At(edit.key);
+        let probe = DescentProbe::At(edit.key);
         let mut attempts = None;
         let mut offer =
             if self.offload.is_on() { OffloadOffer::Edit } else { OffloadOffer::Nothing };
@@ -104,7 +104,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     #[inline]
     async fn try_run(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         edit: LeafEdit<&L::Key, &L::Value>,
         offer: OffloadOffer,
     ) -> Result<LeafOutcome<EditAnswer<OwnedValue<L>>>, Restart> {
@@ -124,7 +124,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn run_at(
         &self,
         place: LeafLocation<'_, L>,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<LeafOutcome<EditAnswer<OwnedValue<L>>>, Restart> {
         match place {

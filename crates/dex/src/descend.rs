@@ -16,7 +16,7 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 use farleaf_index::{LiveCounters, OwnedRange};
 use farleaf_page::rules;
 use farleaf_page::{
-    FencePosition, Layout, LeafOutcome, MAX_LEVEL, OwnedKey, Page, Probe, slot_range,
+    DescentProbe, FencePosition, Layout, LeafOutcome, MAX_LEVEL, OwnedKey, Page, slot_range,
 };
 use farleaf_pool::remote::RemoteError;
 
@@ -92,7 +92,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     fn look_down<'a>(
         &'a self,
         node: OptimisticRef<'a, L>,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<(usize, ChildTarget<'a, L>), Restart> {
         let cache = self.client.cache();
         let slot = L::inner_slot(node.page, probe);
@@ -110,7 +110,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         node: OptimisticRef<'_, L>,
         level: u8,
         child: ChildTarget<'_, L>,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<(), Restart> {
         if !node.is_valid() {
             return Err(Restart::Busy);
@@ -127,7 +127,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         node: OptimisticRef<'_, L>,
         level: u8,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<(), Restart> {
         let fits = node.page.level() == level
             && (L::reach(node.page, probe) == FencePosition::Inside
@@ -144,7 +144,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     #[inline]
     pub(super) async fn find_leaf(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         offer: OffloadOffer,
     ) -> Result<LeafLocation<'_, L>, Restart> {
         let mut node = self.seen_root()?;
@@ -181,7 +181,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) fn keys_led_to(
         &self,
         target: OptimisticRef<'_, L>,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<OwnedRange<OwnedKey<L>>, Restart> {
         let mut node = self.seen_root()?;
         let mut keys = OwnedRange { low: L::min_key(), high: None };
@@ -203,7 +203,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Finds the hot node at `level` that covers the probe, and its parent. For restructuring.
     pub(super) async fn find_hot(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         level: u8,
     ) -> Result<DescentNode<'_, L>, Restart> {
         let mut below = DescentNode { parent: None, node: self.seen_root()? };
@@ -222,7 +222,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &'a self,
         node: OptimisticRef<'a, L>,
         level: u8,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<(usize, OptimisticRef<'a, L>), Restart> {
         let (slot, child) = self.look_down(node, probe)?;
         self.charge(Work::VisitNode).await;
@@ -243,7 +243,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     #[inline]
     pub(super) async fn read_leaf<T>(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         read: impl Fn(Page<'_, L>) -> T,
     ) -> Result<T, RemoteError> {
         let restart = match self.try_read_leaf(probe, &read).await {
@@ -256,7 +256,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     #[cold]
     async fn read_leaf_again<T>(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         read: impl Fn(Page<'_, L>) -> T,
         mut restart: Restart,
     ) -> Result<T, RemoteError> {
@@ -273,7 +273,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     #[inline]
     pub(super) async fn try_read_leaf<T>(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
     ) -> Result<T, Restart> {
         if self.uncached
@@ -290,7 +290,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn try_read_below<T>(
         &self,
         above: OptimisticRef<'_, L>,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
     ) -> Result<T, Restart> {
         let (slot, child) = self.look_down(above, probe)?;
@@ -310,7 +310,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn read_place<T>(
         &self,
         place: LeafLocation<'_, L>,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
     ) -> Result<T, Restart> {
         match place {

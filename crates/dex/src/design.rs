@@ -9,7 +9,7 @@ use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::OwnedRange;
 use farleaf_index::{BulkBuilder, IndexError, MemoryUse, Partitioned};
 use farleaf_page::{Layout, OwnedKey};
-use farleaf_pool::remote::{Image, PageClient, RemoteError};
+use farleaf_pool::remote::{PageClient, PageImage, RemoteError};
 
 /// The DEX design. [`farleaf_index::partition`] makes it a [`farleaf_index::Design`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,7 +39,7 @@ impl Partitioned for Dex {
             let mut builder =
                 DexTreeBuilder::new(&pages, EMPTY_FILL, options.placement_level, boundaries);
             let built = builder.finish().await?;
-            let image = Image::<L>::empty();
+            let image = PageImage::<L>::empty();
             let level = built.root.page().level();
             image.page().format_empty(roots[0], level, L::key(&L::min_key()), None);
             image.page().copy_content(built.root.page());

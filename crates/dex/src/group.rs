@@ -17,7 +17,7 @@ use crate::cache::{OptimisticRef, Restart, Swip};
 use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 use farleaf_index::together::all;
 use farleaf_page::rules;
-use farleaf_page::{EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe};
+use farleaf_page::{DescentProbe, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue};
 use farleaf_pool::remote::RemoteError;
 use smallvec::SmallVec;
 
@@ -86,7 +86,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         for level in (1..=level).rev() {
             for (progress, edit) in group.iter_mut().zip(edits) {
                 if let EditProgress::At(node) = *progress {
-                    let slot = L::inner_slot(node.page, Probe::At(edit.key));
+                    let slot = L::inner_slot(node.page, DescentProbe::At(edit.key));
                     prefetch(&node.page.words()[L::inner_child_word(node.page, slot)]);
                     *progress = EditProgress::Found(node, slot);
                 }
@@ -107,7 +107,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             for (progress, edit) in group.iter_mut().zip(edits) {
                 if let EditProgress::Between(node, found) = *progress {
                     self.charge(Work::VisitNode).await;
-                    let stepped = self.step_down(node, level, found, Probe::At(edit.key));
+                    let stepped = self.step_down(node, level, found, DescentProbe::At(edit.key));
                     *progress = stepped.unwrap_or(EditProgress::Alone);
                 }
             }
@@ -122,7 +122,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         node: OptimisticRef<'a, L>,
         level: u8,
         (slot, swip): (usize, Swip),
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<EditProgress<'a, L>, Restart> {
         let fabric = self.fabric();
         let child = self.child(swip)?;
@@ -220,7 +220,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         edit: &GroupEdit<'_, L>,
         done: impl FnOnce(Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) -> Option<bool> {
-        match self.run_at(leaf, Probe::At(edit.key), *edit).await {
+        match self.run_at(leaf, DescentProbe::At(edit.key), *edit).await {
             Ok(LeafOutcome::Nothing(answer)) => {
                 done(Ok(answer));
                 Some(false)

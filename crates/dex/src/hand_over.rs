@@ -28,23 +28,23 @@ use crate::cache::{FrameId, FrameState, Restart, is_clean};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::together::all;
 use farleaf_index::{OwnedRange, Ownership};
-use farleaf_index::{PartState, Released};
+use farleaf_index::{PartState, ReleasedKeys};
 use farleaf_page::rules;
-use farleaf_page::{Layout, LockWord, OwnedKey, Page, Probe};
-use farleaf_pool::remote::{Miss, Pointer, RemoteError};
+use farleaf_page::{DescentProbe, Layout, LockWord, OwnedKey, Page};
+use farleaf_pool::remote::{MissCause, RemoteError, TimedPointer};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 /// Keys that this server has given up and no other server owns yet. Dropping this restores the
 /// previous range, after an error and when the move's future is dropped, unless
-/// [`Released::for_good`] was called.
+/// [`ReleasedKeys::for_good`] was called.
 #[must_use]
 pub struct UnownedKeys<'a, F: Fabric, L: Layout> {
     index: &'a DexIndex<F, L>,
     before: Option<OwnedRange<OwnedKey<L>>>,
 }
 
-impl<F: Fabric, L: Layout> Released for UnownedKeys<'_, F, L> {
+impl<F: Fabric, L: Layout> ReleasedKeys for UnownedKeys<'_, F, L> {
     fn for_good(mut self) {
         self.before = None;
     }
@@ -75,7 +75,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// # Errors
     /// [`RemoteError`] if the leaf cannot be read.
     pub async fn leaf_fence(&self, key: &L::Key) -> Result<OwnedKey<L>, RemoteError> {
-        self.read_leaf(Probe::At(key), |page| L::low(page)).await
+        self.read_leaf(DescentProbe::At(key), |page| L::low(page)).await
     }
 
     /// Releases `keys` and keeps `rest`. On success, this server holds nothing of `keys` until the
@@ -112,12 +112,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     ) -> Result<bool, RemoteError> {
         let (found, boundary) = if rest.high.as_ref() == Some(&keys.low) {
             (
-                self.read_leaf(Probe::Before(L::key(&keys.low)), |page| L::high(page)).await,
+                self.read_leaf(DescentProbe::Before(L::key(&keys.low)), |page| L::high(page)).await,
                 &keys.low,
             )
         } else {
             (
-                self.read_leaf(Probe::At(L::key(&rest.low)), |page| Some(L::low(page))).await,
+                self.read_leaf(DescentProbe::At(L::key(&rest.low)), |page| Some(L::low(page)))
+                    .await,
                 &rest.low,
             )
         };
@@ -262,7 +263,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(SweepOutcome::Nothing);
         }
         if pinned || waits {
-            match self.client.pages().read(Pointer::fixed(address)).await {
+            match self.client.pages().read(TimedPointer::fixed(address)).await {
                 Ok(copy) if copy.word().is_locked() && then == Ownership::All => {
                     return Ok(SweepOutcome::Later);
                 }
@@ -274,8 +275,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                         Err(_) => Ok(SweepOutcome::Later),
                     };
                 }
-                Err(Miss::Failed(error)) => return Err(error),
-                Ok(_) | Err(Miss::Restart) => {}
+                Err(MissCause::Failed(error)) => return Err(error),
+                Ok(_) | Err(MissCause::Restart) => {}
             }
         }
         let Some(free) = cache.forget_lost(frame, address) else { return Ok(SweepOutcome::Later) };
@@ -329,6 +330,6 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         key: &L::Key,
     ) -> Result<(OwnedKey<L>, Option<OwnedKey<L>>), RemoteError> {
         let look = |page: Page<'_, L>| (L::low(page), L::high(page));
-        self.read_leaf(Probe::At(key), look).await
+        self.read_leaf(DescentProbe::At(key), look).await
     }
 }

@@ -7,20 +7,20 @@ use crate::cache::{FrameId, OptimisticRef, Restart, dirty_words, is_clean, mark_
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::Ownership;
 use farleaf_page::rules;
-use farleaf_page::{Exclusive, Layout, LockWord, Page};
-use farleaf_pool::remote::{Image, PageCopy};
+use farleaf_page::{ExclusiveLatch, Layout, LockWord, Page};
+use farleaf_pool::remote::{PageCopy, PageImage};
 
 /// A latched node.
 #[derive(Debug)]
-pub(super) struct Latched<'a, L: Layout> {
+pub(super) struct LatchedNode<'a, L: Layout> {
     pub(super) frame: FrameId,
     pub(super) page: Page<'a, L>,
-    pub(super) guard: Exclusive<'a>,
+    pub(super) guard: ExclusiveLatch<'a>,
     /// Whether other compute servers use it too (D1).
     pub(super) shared: bool,
 }
 
-impl<L: Layout> Latched<'_, L> {
+impl<L: Layout> LatchedNode<'_, L> {
     pub(super) fn at(&self) -> GlobalAddr {
         self.page.address()
     }
@@ -32,7 +32,10 @@ impl<L: Layout> Latched<'_, L> {
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Latches a node that is to be restructured.
-    pub(super) fn latch<'a>(&self, node: OptimisticRef<'a, L>) -> Result<Latched<'a, L>, Restart> {
+    pub(super) fn latch<'a>(
+        &self,
+        node: OptimisticRef<'a, L>,
+    ) -> Result<LatchedNode<'a, L>, Restart> {
         let cache = self.client.cache();
         let guard = node.lock().ok_or(Restart::Busy)?;
         if !cache.is_held(node.frame) || cache.arena().is_writing(node.frame) {
@@ -50,21 +53,21 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if shared && (node.page.level() == 0 || !is_clean(node.page)) {
             return Err(Restart::Busy); // its keys are about to move
         }
-        Ok(Latched { frame: node.frame, page: node.page, guard, shared })
+        Ok(LatchedNode { frame: node.frame, page: node.page, guard, shared })
     }
 
     /// The pool's word 0 of a latched inner node, as last seen here.
-    pub(super) fn word_of(&self, node: &Latched<'_, L>) -> LockWord {
+    pub(super) fn word_of(&self, node: &LatchedNode<'_, L>) -> LockWord {
         LockWord::from_bits(self.client.cache().arena().remote_word(node.frame))
     }
 
-    pub(super) fn set_word(&self, node: &Latched<'_, L>, word: LockWord) {
+    pub(super) fn set_word(&self, node: &LatchedNode<'_, L>, word: LockWord) {
         self.client.cache().arena().set_remote_word(node.frame, word.to_bits());
     }
 
     /// The content of a latched shared node as last read from the pool. The remote lock's CAS
     /// compares against it.
-    pub(super) fn cached_copy(&self, node: &Latched<'_, L>) -> Result<PageCopy<L>, Restart> {
+    pub(super) fn cached_copy(&self, node: &LatchedNode<'_, L>) -> Result<PageCopy<L>, Restart> {
         let buffer = self.fabric().buffer(L::page_words() * 8).map_err(|_| Restart::Busy)?;
         let image = self.client.cache().image(node.page);
         let word = self.word_of(node);
@@ -85,7 +88,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// As [`DexIndex::write_exclusive`]. The frame is unchanged.
     pub(super) async fn before_narrowing(
         &self,
-        node: &Latched<'_, L>,
+        node: &LatchedNode<'_, L>,
         low: &L::Key,
         high: Option<&L::Key>,
     ) -> Result<(), Restart> {
@@ -112,8 +115,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// unknown, so the frame is marked dirty.
     pub(super) async fn write_exclusive(
         &self,
-        node: &Latched<'_, L>,
-        image: &Image<L>,
+        node: &LatchedNode<'_, L>,
+        image: &PageImage<L>,
     ) -> Result<(), Restart> {
         debug_assert!(!node.shared, "D1");
         if node.is_leaf() {
@@ -139,7 +142,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 /// the content of the frame or the new one. No other WRITE follows until that is settled (C15).
 struct UnresolvedFrameWrite<'a, 'b, F: Fabric, L: Layout> {
     index: &'a DexIndex<F, L>,
-    node: &'a Latched<'b, L>,
+    node: &'a LatchedNode<'b, L>,
 }
 
 impl<F: Fabric, L: Layout> UnresolvedFrameWrite<'_, '_, F, L> {

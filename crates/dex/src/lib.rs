@@ -60,7 +60,7 @@ mod split;
 mod uncached;
 
 use offload::Offloading;
-use placement::Placement;
+use placement::NodePlacement;
 use scan::LeafSizes;
 
 pub use design::Dex;
@@ -76,8 +76,8 @@ use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use farleaf_index::CacheCounters;
 use farleaf_index::together::all;
 use farleaf_page::rules;
-use farleaf_page::{Layout, Probe};
-use farleaf_pool::remote::{Backoff, Pointer, RemoteError};
+use farleaf_page::{DescentProbe, Layout};
+use farleaf_pool::remote::{Backoff, RemoteError, TimedPointer};
 use std::rc::Rc;
 
 /// Frames processed at a time, so that their WRITEs and READs are in flight together.
@@ -90,7 +90,7 @@ pub struct DexIndex<F: Fabric, L: Layout> {
     root: GlobalAddr,
     root_frame: FrameId,
     placement_level: u8,
-    placement: Placement,
+    placement: NodePlacement,
     offload: Offloading,
     leaf_sizes: LeafSizes,
     /// Maximum number of leaves that a scan reads together.
@@ -140,7 +140,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             root,
             root_frame,
             placement_level,
-            placement: Placement::default(),
+            placement: NodePlacement::default(),
             offload,
             leaf_sizes: LeafSizes::default(),
             leaves_together,
@@ -202,7 +202,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 attempts = self.attempts();
             }
             frames = left;
-            self.after(&mut attempts, Restart::Busy, Probe::Last).await?;
+            self.after(&mut attempts, Restart::Busy, DescentProbe::Last).await?;
         }
     }
 
@@ -214,14 +214,14 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
         let mut attempts = self.attempts();
         loop {
-            let copy = self.client.pages().read(Pointer::fixed(self.root)).await;
+            let copy = self.client.pages().read(TimedPointer::fixed(self.root)).await;
             let installed = match copy {
                 Ok(copy) => self.install(self.root_frame, self.root, copy.page(), copy.word()),
                 Err(miss) => Err(miss.into()),
             };
             match installed {
                 Ok(_) => return Ok(()),
-                Err(restart) => self.after(&mut attempts, restart, Probe::Last).await?,
+                Err(restart) => self.after(&mut attempts, restart, DescentProbe::Last).await?,
             }
         }
     }
@@ -248,7 +248,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &'a self,
         attempts: &mut DescentRetries<'a>,
         restart: Restart,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<(), RemoteError> {
         if let Restart::Torn(_) = restart {
             attempts.torn += 1;

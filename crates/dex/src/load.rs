@@ -10,9 +10,9 @@
 //! *Thread safety*: private to one task.
 
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use farleaf_index::{Built, BulkBuilder};
+use farleaf_index::{BuiltContent, BulkBuilder};
 use farleaf_page::{Layout, MAX_LEVEL, OwnedKey};
-use farleaf_pool::remote::{FreshNode, FreshWriter, Image, PageClient, RemoteError};
+use farleaf_pool::remote::{FreshNode, FreshWriter, PageClient, PageImage, RemoteError};
 
 /// Minimum fill of inner nodes.
 const INNER_FILL: f64 = 0.9;
@@ -74,7 +74,7 @@ fn children_per_node<L: Layout>(fill: f64) -> usize {
 /// A node under construction.
 struct OpenTreeNode<F: Fabric, L: Layout> {
     node: FreshNode<F>,
-    image: Image<L>,
+    image: PageImage<L>,
     filling: L::Filling,
 }
 
@@ -105,13 +105,13 @@ pub struct DexTreeBuilder<'a, F: Fabric, L: Layout> {
 #[derive(Debug)]
 pub struct BuiltTree<L: Layout> {
     /// The root's content, not yet written to an address.
-    pub(super) root: Image<L>,
+    pub(super) root: PageImage<L>,
     /// The low end of each leaf, and the number of records before it.
     leaves: Vec<(OwnedKey<L>, u64)>,
     records: u64,
 }
 
-impl<L: Layout> Built<OwnedKey<L>> for BuiltTree<L> {
+impl<L: Layout> BuiltContent<OwnedKey<L>> for BuiltTree<L> {
     fn equal_boundaries(&self, parts: usize) -> Option<Vec<OwnedKey<L>>> {
         equal_boundaries(&self.leaves, self.records, parts)
     }
@@ -155,7 +155,7 @@ impl<'a, F: Fabric, L: Layout> DexTreeBuilder<'a, F, L> {
     async fn open(&mut self, level: u8, low: &L::Key) -> Result<(), RemoteError> {
         let server = self.next_server(level);
         let node = self.writer.take_near(server).await?;
-        let image = Image::<L>::empty();
+        let image = PageImage::<L>::empty();
         image.page().format_empty(node.at(), level, low, None);
         while self.levels.len() <= usize::from(level) {
             self.levels.push((None, 0));
@@ -183,7 +183,7 @@ impl<'a, F: Fabric, L: Layout> DexTreeBuilder<'a, F, L> {
     async fn write(
         &mut self,
         node: FreshNode<F>,
-        image: Image<L>,
+        image: PageImage<L>,
     ) -> Result<(OwnedKey<L>, GlobalAddr), RemoteError> {
         let entry = (L::low(image.page()), node.at());
         self.writer.write(node, image).await?;

@@ -13,8 +13,8 @@
 
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::OwnedRange;
-use farleaf_page::{Layout, OwnedKey, Page, Probe};
-use farleaf_pool::remote::{Image, Miss, PageClient, Pointer, RemoteError};
+use farleaf_page::{DescentProbe, Layout, OwnedKey, Page};
+use farleaf_pool::remote::{MissCause, PageClient, PageImage, RemoteError, TimedPointer};
 
 /// Retries of a WRITE of unknown outcome.
 const WRITE_RETRIES: u32 = 16;
@@ -50,9 +50,9 @@ async fn is_in_tree<F: Fabric, L: Layout>(
     image: Page<'_, L>,
 ) -> Result<bool, RemoteError> {
     let (low, high) = (L::low(image), L::high(image));
-    let last = high.as_ref().map(L::key).map_or(Probe::Last, Probe::Before);
+    let last = high.as_ref().map(L::key).map_or(DescentProbe::Last, DescentProbe::Before);
     // Probe both ends, because the parents may not reflect yet that one of them has moved.
-    for probe in [Probe::At(L::key(&low)), last] {
+    for probe in [DescentProbe::At(L::key(&low)), last] {
         if at == root || leads_to(pages, root, (at, image.level()), probe).await? {
             return Ok(true);
         }
@@ -64,13 +64,13 @@ async fn leads_to<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
     (at, level): (GlobalAddr, u8),
-    probe: Probe<'_, L::Key>,
+    probe: DescentProbe<'_, L::Key>,
 ) -> Result<bool, RemoteError> {
     let (mut next, mut backoff) = (root, pages.backoff());
     loop {
-        let copy = match pages.read(Pointer::fixed(next)).await {
+        let copy = match pages.read(TimedPointer::fixed(next)).await {
             Ok(copy) => copy,
-            Err(Miss::Restart) => match pages.before_retry(&mut backoff).await {
+            Err(MissCause::Restart) => match pages.before_retry(&mut backoff).await {
                 // The lock holder is changing the node, or is dead as well; in that case the retry
                 // finishes its change.
                 Ok(()) => {
@@ -80,7 +80,7 @@ async fn leads_to<F: Fabric, L: Layout>(
                 Err(RemoteError::Contended { .. }) => return Ok(false),
                 Err(error) => return Err(error),
             },
-            Err(Miss::Failed(error)) => return Err(error),
+            Err(MissCause::Failed(error)) => return Err(error),
         };
         let page = copy.page();
         if page.level() <= level {
@@ -96,7 +96,7 @@ async fn leads_to<F: Fabric, L: Layout>(
 async fn write<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     at: GlobalAddr,
-    image: &Image<L>,
+    image: &PageImage<L>,
 ) -> Result<(), RemoteError> {
     let mut outcome = Ok(());
     for _ in 0..WRITE_RETRIES {

@@ -13,15 +13,15 @@
 
 use super::DexIndex;
 use super::descend::DescentNode;
-use super::latched::Latched;
+use super::latched::LatchedNode;
 use super::split::ParentWrite;
 use crate::cache::{OptimisticRef, Restart, is_clean, mark_clean};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::PartState;
 use farleaf_index::{LiveCounters, Ownership};
 use farleaf_page::rules;
-use farleaf_page::{Layout, Page, Probe, is_sparse, merge, slot_range};
-use farleaf_pool::remote::{Image, RemoteError};
+use farleaf_page::{DescentProbe, Layout, Page, is_sparse, merge, slot_range};
+use farleaf_pool::remote::{PageImage, RemoteError};
 
 /// Whether two neighbours fit one page, or one of them has too few entries.
 fn can_join<L: Layout>(left: Page<'_, L>, right: Page<'_, L>) -> bool {
@@ -45,7 +45,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// entries.
     pub(super) async fn tidy(&self, key: &L::Key) -> Result<(), RemoteError> {
         let _unsettled = self.unsettle();
-        let probe = Probe::At(key);
+        let probe = DescentProbe::At(key);
         let mut level = 0;
         let mut attempts = self.attempts();
         loop {
@@ -60,7 +60,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    async fn try_tidy(&self, probe: Probe<'_, L::Key>, level: u8) -> Result<MergeOutcome, Restart> {
+    async fn try_tidy(
+        &self,
+        probe: DescentProbe<'_, L::Key>,
+        level: u8,
+    ) -> Result<MergeOutcome, Restart> {
         if self.seen_root()?.page.level() <= level {
             return self.try_collapse_root().await;
         }
@@ -76,7 +80,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 continue;
             }
             let low = L::inner_key(parent.page, other);
-            let found = self.hot_child(parent, level + 1, Probe::At(L::key(&low))).await;
+            let found = self.hot_child(parent, level + 1, DescentProbe::At(L::key(&low))).await;
             let (found, neighbour) = match found {
                 Err(Restart::Refresh) => return Err(self.refresh_neighbour(L::key(&low)).await),
                 found => found?,
@@ -102,7 +106,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Rereads the path to the neighbour, whose copy dates from when it was shared. That path
     /// differs from the path to the node itself.
     async fn refresh_neighbour(&self, low: &L::Key) -> Restart {
-        match self.refresh(Probe::At(low)).await {
+        match self.refresh(DescentProbe::At(low)).await {
             Ok(true) => Restart::Again,
             Ok(false) => Restart::Busy,
             Err(restart) => restart,
@@ -132,7 +136,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         {
             return Err(Restart::Busy);
         }
-        let (lower, upper) = (Image::of(left.page), Image::of(right.page));
+        let (lower, upper) = (PageImage::of(left.page), PageImage::of(right.page));
         if left.is_leaf() {
             L::leaf_compact(lower.page());
             L::leaf_compact(upper.page());
@@ -147,9 +151,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     async fn merge(
         &self,
-        [parent, left, right]: [Latched<'_, L>; 3],
-        lower: Image<L>,
-        upper: &Image<L>,
+        [parent, left, right]: [LatchedNode<'_, L>; 3],
+        lower: PageImage<L>,
+        upper: &PageImage<L>,
         right_slot: usize,
     ) -> Result<(), Restart> {
         let cache = self.client.cache();
@@ -195,8 +199,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     async fn borrow(
         &self,
-        [parent, left, right]: [Latched<'_, L>; 3],
-        [lower, upper]: [Image<L>; 2],
+        [parent, left, right]: [LatchedNode<'_, L>; 3],
+        [lower, upper]: [PageImage<L>; 2],
         right_slot: usize,
     ) -> Result<MergeOutcome, Restart> {
         let cache = self.client.cache();
@@ -257,7 +261,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(MergeOutcome::Nothing);
         }
         let low = L::low(root.page);
-        let (_, child) = self.hot_child(root, level, Probe::At(L::key(&low))).await?;
+        let (_, child) = self.hot_child(root, level, DescentProbe::At(L::key(&low))).await?;
         let root = self.latch(root)?;
         let child = self.latch(child)?;
         if root.shared || child.shared {
@@ -267,7 +271,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             // Other nodes may be waiting for the root's WRITE (C24).
             return Ok(MergeOutcome::Nothing);
         }
-        let content = Image::<L>::empty();
+        let content = PageImage::<L>::empty();
         content.page().format_empty(self.root, level - 1, L::key(&low), None);
         content.page().copy_content(child.page);
         content.page().set_note(0);
@@ -303,11 +307,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let mut low = range.low;
         loop {
             let look = |page: Page<'_, L>| (L::weight(page), L::high(page));
-            let (weight, mut high) = self.read_leaf(Probe::At(L::key(&low)), look).await?;
+            let (weight, mut high) = self.read_leaf(DescentProbe::At(L::key(&low)), look).await?;
             if is_sparse::<L>(weight) {
                 self.tidy(L::key(&low)).await?;
                 // The leaf may have absorbed the next one: continue after its new high fence.
-                high = self.read_leaf(Probe::At(L::key(&low)), look).await?.1;
+                high = self.read_leaf(DescentProbe::At(L::key(&low)), look).await?.1;
             }
             match high {
                 Some(high) if range.high.as_ref().is_none_or(|end| high < *end) => low = high,

@@ -8,7 +8,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::{DexIndex, DexServer};
-use crate::cache::{IoMark, Mapped, Restart};
+use crate::cache::{MappedNode, RemoteIoMark, Restart};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_page::Layout;
 use farleaf_pool::remote::RemoteError;
@@ -18,7 +18,7 @@ use std::mem::ManuallyDrop;
 pub(super) struct NewNode<'a, L: Layout> {
     node: FreeNodeGuard<'a, L>,
     /// Keeps other operations from fetching the node through an old copy of a shared node (D3).
-    mark: IoMark<'a>,
+    mark: RemoteIoMark<'a>,
 }
 
 impl<'a, L: Layout> NewNode<'a, L> {
@@ -36,27 +36,27 @@ impl<'a, L: Layout> NewNode<'a, L> {
 
     /// Records that a node in the pool points to this node, or may do so. Returns the mark, which
     /// publishes the node.
-    pub(super) fn used(self) -> IoMark<'a> {
+    pub(super) fn used(self) -> RemoteIoMark<'a> {
         self.about_to_be_used().stays()
     }
 
     /// From now on a node in the pool may come to point to this node, even if this task is dropped.
-    pub(super) fn about_to_be_used(self) -> Linking<'a, L> {
+    pub(super) fn about_to_be_used(self) -> LinkingNode<'a, L> {
         let Self { node, mark } = self;
-        Linking { node: ManuallyDrop::new(node), mark }
+        LinkingNode { node: ManuallyDrop::new(node), mark }
     }
 }
 
 /// A node that a parent in the pool may already point to. If this is dropped, the node is never
 /// reused.
-pub(super) struct Linking<'a, L: Layout> {
+pub(super) struct LinkingNode<'a, L: Layout> {
     node: ManuallyDrop<FreeNodeGuard<'a, L>>,
-    mark: IoMark<'a>,
+    mark: RemoteIoMark<'a>,
 }
 
-impl<'a, L: Layout> Linking<'a, L> {
+impl<'a, L: Layout> LinkingNode<'a, L> {
     /// Keeps the node. Returns the mark, which publishes the node.
-    pub(super) fn stays(self) -> IoMark<'a> {
+    pub(super) fn stays(self) -> RemoteIoMark<'a> {
         self.mark
     }
 
@@ -93,7 +93,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             FreeNodeGuard { server: &self.server, at: self.take_node(level, neighbour).await? };
         let (cache, at) = (self.client.cache(), node.at);
         let mut mark = cache.mapping().begin_io(at.to_bits(), || true);
-        if let Err(Mapped::Frame(frame)) = mark
+        if let Err(MappedNode::Frame(frame)) = mark
             && let Some(free) = cache.forget_lost(frame, at)
         {
             self.client.keep(free);

@@ -26,7 +26,7 @@ use farleaf_index::{KeyedRecords, ScanResult};
 use farleaf_index::{LiveCounters, OwnedRange};
 use farleaf_page::rules;
 use farleaf_page::{EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue, ScanWindow, slot_range};
-use farleaf_pool::remote::{RemoteError, Settling};
+use farleaf_pool::remote::{RemoteError, SettleRight};
 use farleaf_pool::wire::{AskOffload, OffloadRequest, OffloadTicket, Reply, Request};
 use std::cell::{Cell, RefCell};
 
@@ -309,7 +309,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) async fn close_tickets(&self) -> Result<(), RemoteError> {
         // One task at a time. Each ticket stays in the list until it is closed, because this task
         // may be dropped at any time.
-        let Some(_settling) = Settling::begin(&self.offload.settling) else { return Ok(()) };
+        let Some(_settling) = SettleRight::begin(&self.offload.settling) else { return Ok(()) };
         let (open, mut outcome) = (self.offload.open.borrow().clone(), Ok(()));
         for OpenTicket { server, ticket, mark } in open {
             let close = Request::from(OffloadRequest::CloseTicket { ticket });

@@ -5,7 +5,7 @@
 //! server how full it is. That costs one request per chunk, plus one to every other memory server
 //! for each chunk that would come from a nearly full server.
 //!
-//! *Thread safety*: a [`Placement`] belongs to its handle's thread.
+//! *Thread safety*: a [`NodePlacement`] belongs to its handle's thread.
 
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::Layout;
@@ -25,11 +25,11 @@ const NODES_BETWEEN: u32 = 256;
 
 /// For each nearly full memory server, the server that gets its nodes instead, and how many more.
 #[derive(Debug, Default)]
-pub(super) struct Placement {
+pub(super) struct NodePlacement {
     instead: RefCell<BTreeMap<ServerId, (ServerId, u32)>>,
 }
 
-impl Placement {
+impl NodePlacement {
     /// The memory server for a node with neighbours on `home`.
     pub(super) async fn near<F: Fabric, L: Layout>(
         &self,

@@ -12,12 +12,12 @@ use crate::cache::{FrameId, Restart, Swip};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::LiveCounters;
 use farleaf_page::rules;
-use farleaf_page::{Layout, LockWord, Page, Probe};
-use farleaf_pool::remote::Pointer;
+use farleaf_page::{DescentProbe, Layout, LockWord, Page};
+use farleaf_pool::remote::TimedPointer;
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Rereads the shared nodes on the path of `probe`. Returns whether one had changed.
-    pub(super) async fn refresh(&self, probe: Probe<'_, L::Key>) -> Result<bool, Restart> {
+    pub(super) async fn refresh(&self, probe: DescentProbe<'_, L::Key>) -> Result<bool, Restart> {
         let cache = self.client.cache();
         let mut changed = false;
         let mut frame = self.root_frame;
@@ -31,7 +31,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             // An exclusive node is current, but continue below it: there may be an old copy of a
             // node that was shared before another server split it and left an exclusive half.
             if shared {
-                let copy = self.client.pages().read(Pointer::fixed(address)).await?;
+                let copy = self.client.pages().read(TimedPointer::fixed(address)).await?;
                 if self.install(frame, address, copy.page(), copy.word())? {
                     LiveCounters::count(&self.client.counters.refreshes);
                     changed = true;

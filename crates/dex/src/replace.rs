@@ -5,14 +5,16 @@
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_page::{Layout, OwnedKey, Page, ScanWindow, clipped, narrowed, slot_range};
-use farleaf_pool::remote::{Image, Miss, PageChange, PageClient, Pointer, RemoteError};
+use farleaf_pool::remote::{
+    MissCause, PageChange, PageClient, PageImage, RemoteError, TimedPointer,
+};
 use std::ops::Bound;
 
 /// Replaces the root's content. Retries within bounds while others hold its lock.
 pub(super) async fn replace_root<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
-    content: &Image<L>,
+    content: &PageImage<L>,
 ) -> Result<(), RemoteError> {
     pages.attempts(async || try_replace_root(pages, root, content).await).await
 }
@@ -20,11 +22,11 @@ pub(super) async fn replace_root<F: Fabric, L: Layout>(
 async fn try_replace_root<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     root: GlobalAddr,
-    content: &Image<L>,
-) -> Result<(), Miss> {
-    let copy = pages.read(Pointer::fixed(root)).await?;
+    content: &PageImage<L>,
+) -> Result<(), MissCause> {
+    let copy = pages.read(TimedPointer::fixed(root)).await?;
     let locked = pages.lock(&copy).await?;
-    let image = Image::<L>::empty();
+    let image = PageImage::<L>::empty();
     let level = content.page().level();
     image.page().format_empty(root, level, L::key(&L::min_key()), None);
     image.page().copy_content(content.page());
@@ -55,10 +57,10 @@ pub(super) async fn nodes_below<F: Fabric, L: Layout>(
     let mut nodes = Vec::new();
     let mut inner: Vec<RoutedNode<OwnedKey<L>>> = vec![(root, (L::min_key(), None))];
     while let Some((at, keys)) = inner.pop() {
-        let copy = match pages.read(Pointer::fixed(at)).await {
+        let copy = match pages.read(TimedPointer::fixed(at)).await {
             Ok(copy) => copy,
-            Err(Miss::Failed(error)) => return Err(error.into()),
-            Err(Miss::Restart) => return Err(RemoteError::Contended { retries: 1 }.into()),
+            Err(MissCause::Failed(error)) => return Err(error.into()),
+            Err(MissCause::Restart) => return Err(RemoteError::Contended { retries: 1 }.into()),
         };
         let page = copy.page();
         for child in children(page, &keys) {

@@ -21,7 +21,7 @@ use farleaf_fabric::{Fabric, Work};
 use farleaf_index::OwnedRange;
 use farleaf_index::together::all;
 use farleaf_index::{KeyedRecords, PartState, ScanResult};
-use farleaf_page::{Layout, OwnedKey, OwnedValue, Page, Probe, ScanWindow};
+use farleaf_page::{DescentProbe, Layout, OwnedKey, OwnedValue, Page, ScanWindow};
 use farleaf_pool::remote::RemoteError;
 use std::cell::{Cell, RefCell};
 use std::ops::Bound;
@@ -96,13 +96,13 @@ impl<L: Layout> ScanPart<'_, L> {
         ScanWindow { lower, upper, reverse: *reverse, limit: self.limit }
     }
 
-    fn probe(&self) -> Probe<'_, L::Key> {
+    fn probe(&self) -> DescentProbe<'_, L::Key> {
         match self.place.as_ref().map(L::key) {
-            Bound::Included(key) => Probe::At(key),
+            Bound::Included(key) => DescentProbe::At(key),
             // An ascending scan continues in the leaf of the last record returned.
-            Bound::Excluded(key) if !self.scan.reverse => Probe::At(key),
-            Bound::Excluded(key) => Probe::Before(key),
-            Bound::Unbounded => Probe::Last,
+            Bound::Excluded(key) if !self.scan.reverse => DescentProbe::At(key),
+            Bound::Excluded(key) => DescentProbe::Before(key),
+            Bound::Unbounded => DescentProbe::Last,
         }
     }
 

@@ -12,7 +12,7 @@ use farleaf_fabric::{Fabric, GlobalAddr, RegionError, ServerId};
 use farleaf_index::MemoryUse;
 use farleaf_index::{OwnedRange, Ownership};
 use farleaf_page::{Layout, OwnedKey, Page};
-use farleaf_pool::remote::{Miss, PageClient, Pointer, RemoteError};
+use farleaf_pool::remote::{MissCause, PageClient, RemoteError, TimedPointer};
 use std::collections::BTreeMap;
 
 /// One compute server.
@@ -84,14 +84,14 @@ impl<L: Layout> DexServer<L> {
             if let (Some(free), Ok(mark)) =
                 (self.cache.take_free(), self.cache.mapping().begin_io(root.to_bits(), || true))
             {
-                let copy = match client.pages().read(Pointer::fixed(root)).await {
+                let copy = match client.pages().read(TimedPointer::fixed(root)).await {
                     Ok(copy) => copy,
-                    Err(Miss::Restart) => {
+                    Err(MissCause::Restart) => {
                         drop((free, mark));
                         client.before_retry(&mut backoff).await?;
                         continue;
                     }
-                    Err(Miss::Failed(error)) => return Err(error),
+                    Err(MissCause::Failed(error)) => return Err(error),
                 };
                 free.page().copy_all_but_latch(copy.page());
                 mark_clean(free.page());

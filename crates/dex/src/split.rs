@@ -11,16 +11,16 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::latched::Latched;
+use super::latched::LatchedNode;
 use super::nodes::NewNode;
 use crate::cache::{FrameId, OptimisticRef, Restart, Swip, mark_clean};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId, Work};
 use farleaf_index::LiveCounters;
 use farleaf_page::rules;
 use farleaf_page::{
-    Layout, LeafEdit, LockWord, OverflowEntry, OwnedKey, Page, Probe, SplitPlan, split_plan,
+    DescentProbe, Layout, LeafEdit, LockWord, OverflowEntry, OwnedKey, Page, SplitPlan, split_plan,
 };
-use farleaf_pool::remote::{Committed, Image, LockedPage, PageChange, PageCopy};
+use farleaf_pool::remote::{CommitState, LockedPage, PageChange, PageCopy, PageImage};
 
 /// Whether the change of a parent has reached the pool.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if level == 0 {
                 return Ok(());
             }
-            (_, node) = self.hot_child(node, level, Probe::At(edit.key)).await?;
+            (_, node) = self.hot_child(node, level, DescentProbe::At(edit.key)).await?;
             path.push(node);
             level -= 1;
         }
@@ -117,7 +117,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// is old. `None` for an exclusive node, which needs no lock.
     pub(super) async fn lock_shared<'a>(
         &'a self,
-        node: &Latched<'_, L>,
+        node: &LatchedNode<'_, L>,
     ) -> Result<Option<LockedNode<'a, L>>, Restart> {
         if !node.shared || self.fabric().breaks(rules::SHARED_LOCKED) {
             return Ok(None);
@@ -239,7 +239,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     pub(super) fn hold_below(
         &self,
         written: &ParentWrite,
-        parent: &Latched<'_, L>,
+        parent: &LatchedNode<'_, L>,
         children: &[FrameId],
     ) {
         match written {
@@ -260,7 +260,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// WRITEs the change of a latched parent. Does not change its frame.
     pub(super) async fn write_parent_alone(
         &self,
-        parent: &Latched<'_, L>,
+        parent: &LatchedNode<'_, L>,
         lock: Option<LockedNode<'_, L>>,
         edit: impl FnOnce(Page<'_, L>),
     ) -> Result<ParentWrite, Restart> {
@@ -277,10 +277,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// [`Restart`] if nothing has changed, and nothing will.
     async fn write_parent(
         &self,
-        parent: &Latched<'_, L>,
+        parent: &LatchedNode<'_, L>,
         parent_lock: Option<LockedNode<'_, L>>,
         edit: impl FnOnce(Page<'_, L>),
-        child: Option<(&Latched<'_, L>, LockedNode<'_, L>, impl FnOnce(Page<'_, L>))>,
+        child: Option<(&LatchedNode<'_, L>, LockedNode<'_, L>, impl FnOnce(Page<'_, L>))>,
     ) -> Result<ParentWrite, Restart> {
         let Some((locked, copy)) = parent_lock else {
             debug_assert!(child.is_none(), "a shared node's parent is shared");
@@ -294,7 +294,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 Err(_) => ParentWrite::Later,
             });
         };
-        let image = Image::of(copy.page());
+        let image = PageImage::of(copy.page());
         edit(image.page());
         // The parent goes first: a reader between the two WRITEs then finds the new node, or a
         // child with too many keys.
@@ -303,7 +303,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let child_copy;
         if let Some((child, (locked, copy), edit)) = child {
             child_copy = copy;
-            let image = Image::of(child_copy.page());
+            let image = PageImage::of(child_copy.page());
             edit(image.page());
             changes.push(PageChange::new(locked, &child_copy, image));
             frames.push(child);
@@ -314,8 +314,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             self.set_word(node, word);
         }
         Ok(match committed {
-            Committed::Now => ParentWrite::Now,
-            Committed::Later(_) => ParentWrite::Later,
+            CommitState::Now => ParentWrite::Now,
+            CommitState::Later(_) => ParentWrite::Later,
         })
     }
 

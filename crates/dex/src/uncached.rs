@@ -24,15 +24,15 @@
 //! endpoint's thread.
 
 use super::DexIndex;
-use crate::cache::{IoMark, Mapped, Restart, is_clean};
+use crate::cache::{MappedNode, RemoteIoMark, Restart, is_clean};
 use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::{LiveCounters, OwnedRange};
 use farleaf_page::rules;
 use farleaf_page::{
-    FencePosition, Layout, LeafOutcome, OwnedKey, OwnedValue, Page, Probe, slot_range,
+    DescentProbe, FencePosition, Layout, LeafOutcome, OwnedKey, OwnedValue, Page, slot_range,
 };
-use farleaf_pool::remote::Pointer;
+use farleaf_pool::remote::TimedPointer;
 
 /// Number of times a walk polls another operation's mark before it starts over.
 const MAX_WAITS: u32 = 10_000;
@@ -96,10 +96,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// The value of `key`, by READs alone; `None` if they do not give a reliable answer.
     pub(super) async fn get_in_pool(&self, key: &L::Key) -> Option<Option<OwnedValue<L>>> {
-        let probe = Probe::At(key);
+        let probe = DescentProbe::At(key);
         let before = self.server.unsettled().settled()?;
         let (at, _) = self.walk(probe).await.ok()?;
-        if let Mapped::Frame(_) = self.client.cache().mapping().get(at.to_bits()) {
+        if let MappedNode::Frame(_) = self.client.cache().mapping().get(at.to_bits()) {
             return None;
         }
         let buffer = self.fabric().buffer(L::page_words() * 8).ok()?;
@@ -119,7 +119,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Applies `read` to the leaf that covers the probe; `None` if the leaf is in a frame.
     pub(super) async fn read_in_pool<T>(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         read: &impl Fn(Page<'_, L>) -> T,
     ) -> Result<Option<T>, Restart> {
         let work = |page: Page<'_, L>| LeafOutcome::Nothing(read(page));
@@ -135,7 +135,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// the leaf is in a frame.
     pub(super) async fn change_in_pool<T>(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         edit: &dyn Fn(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<Option<LeafOutcome<T>>, Restart> {
         let unsettled = self.server.unsettled();
@@ -171,13 +171,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// route to it.
     async fn walk(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<(GlobalAddr, OwnedRange<OwnedKey<L>>), Restart> {
         let mut at = self.root;
         let mut keys = OwnedRange { low: L::min_key(), high: None };
         let mut expected = None;
         loop {
-            let copy = self.client.pages().read(Pointer::fixed(at)).await?;
+            let copy = self.client.pages().read(TimedPointer::fixed(at)).await?;
             LiveCounters::count(&self.client.counters.inner_misses);
             self.charge(Work::VisitNode).await;
             let page = copy.page();
@@ -201,14 +201,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
 
     /// Marks a leaf found by a walk that began when `merged` merges were counted; `None` if the
     /// leaf is in a frame.
-    async fn mark_leaf(&self, at: GlobalAddr, merged: u64) -> Result<Option<IoMark<'_>>, Restart> {
+    async fn mark_leaf(
+        &self,
+        at: GlobalAddr,
+        merged: u64,
+    ) -> Result<Option<RemoteIoMark<'_>>, Restart> {
         let mapping = self.client.cache().mapping();
         for _ in 0..MAX_WAITS {
             match mapping.begin_io(at.to_bits(), || self.server.unsettled().merged() == merged) {
                 Ok(mark) => return Ok(Some(mark)),
-                Err(Mapped::Frame(_)) => return Ok(None),
-                Err(Mapped::Absent) => return Err(Restart::Again),
-                Err(Mapped::Io) => self.fabric().sleep(WAIT_NS).await,
+                Err(MappedNode::Frame(_)) => return Ok(None),
+                Err(MappedNode::Absent) => return Err(Restart::Again),
+                Err(MappedNode::Io) => self.fabric().sleep(WAIT_NS).await,
             }
         }
         Err(Restart::Busy)

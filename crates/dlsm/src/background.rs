@@ -14,7 +14,7 @@ use super::handle::DlsmIndex;
 use super::shard::{BackgroundTask, LsmShard, TreeRight};
 use farleaf_fabric::Fabric;
 use farleaf_index::together::{all, join};
-use farleaf_index::{IndexError, Reshaped};
+use farleaf_index::{IndexError, ReshapeCost};
 use farleaf_page::Layout;
 use std::cell::Cell;
 
@@ -94,7 +94,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         &self,
         look_ns: u64,
         ended: &dyn Fn() -> bool,
-        report: &dyn Fn(Result<Reshaped, IndexError>),
+        report: &dyn Fn(Result<ReshapeCost, IndexError>),
     ) {
         let at_work = &LsmShard::begin_worker(&self.shard);
         let has_ended = &Cell::new(false);
@@ -122,7 +122,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         at_work: &BackgroundTask,
         most_ns: Option<u64>,
         is_over: &dyn Fn() -> bool,
-        report: &dyn Fn(Result<Reshaped, IndexError>),
+        report: &dyn Fn(Result<ReshapeCost, IndexError>),
     ) {
         let fabric = self.fabric();
         while !is_over() {

@@ -9,7 +9,7 @@ use super::claim::CompactionClaim;
 use super::handle::DlsmIndex;
 use super::near::CompactionPart;
 use super::shard::{CompactionRight, LsmShard, TreeRight};
-use super::table_writer::{TableWriter, merge_error};
+use super::table_writer::{SsTableWriter, merge_error};
 use super::version::{SsTable, TreeVersion};
 use crate::remote::{ExtentUse, TRANSFER_WORDS};
 use farleaf_fabric::sync::Arc;
@@ -17,7 +17,7 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::rules::{MERGES_APART, OLDEST_MERGED_FIRST};
-use farleaf_page::table::{Clip, Compaction, CompactionProgress, KeyBuf, MergeOptions};
+use farleaf_page::table::{Compaction, CompactionOptions, CompactionProgress, KeyBuf, SsTableClip};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -162,7 +162,7 @@ impl CompactionInput {
     fn new<F: Fabric, L: Layout>(
         index: &DlsmIndex<F, L>,
         tables: &[Arc<SsTable>],
-        range: &Clip,
+        range: &SsTableClip,
     ) -> Result<Self, IndexError> {
         let words = |table: &Arc<SsTable>| Ok((Arc::clone(table), index.words_of(table, range)?));
         let mut tables = tables.iter().map(words).collect::<Result<VecDeque<_>, IndexError>>()?;
@@ -194,7 +194,7 @@ impl CompactionRun {
     pub(super) fn new<F: Fabric, L: Layout>(
         index: &DlsmIndex<F, L>,
         sources: &[Vec<Arc<SsTable>>],
-        options: MergeOptions,
+        options: CompactionOptions,
     ) -> Result<Self, IndexError> {
         let tables = sources.iter().flatten();
         let places = tables.map(|table| (table.id(), table.lease.place())).collect();
@@ -325,7 +325,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn merge(&self, part: CompactionPart<'_>) -> Result<Vec<SsTable>, IndexError> {
         let CompactionPart { version, sources, level, range } = part;
         let below = version.levels[level + 1..].iter().flatten();
-        let options = MergeOptions {
+        let options = CompactionOptions {
             range: range.clone(),
             // Later snapshots are newer than all inputs (J5).
             snapshots: self.snapshot_bounds(),
@@ -335,7 +335,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         };
         let mut run = CompactionRun::new(self, sources, options)?;
         let mut outputs = Vec::new();
-        let mut writer = TableWriter::new(self, ExtentUse::Merge);
+        let mut writer = SsTableWriter::new(self, ExtentUse::Merge);
         let written = async {
             loop {
                 let progress = self.fill_output(&mut run, &mut writer).await?;
@@ -356,10 +356,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn fill_output(
         &self,
         run: &mut CompactionRun,
-        writer: &mut TableWriter<'_, F, L>,
+        writer: &mut SsTableWriter<'_, F, L>,
     ) -> Result<CompactionProgress, IndexError> {
         loop {
-            let TableWriter { builder, out, .. } = &mut *writer;
+            let SsTableWriter { builder, out, .. } = &mut *writer;
             let stepped = run.merge.step(STEP_WORDS, builder, out);
             let progress = stepped.map_err(|error| merge_error(error, &run.places))?;
             let records = run.merge.counts().records_in;

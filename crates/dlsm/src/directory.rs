@@ -11,14 +11,14 @@
 
 use super::handle::DlsmIndex;
 use super::shard::{LsmShard, ManifestRight, OpenedShard, PendingChange, TreeRight};
-use super::version::{SsTable, TreeVersionChange};
+use super::version::{SsTable, TreeChange};
 use crate::remote::{ExtentLease, ExtentSpace, ShardClient, ShardLoans, ShardState};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::rules::{LOANS_HELD, NUMBERS_RAISED, ORPHANS_ONLY, TABLES_LISTED};
-use farleaf_page::table::{ExtentRun, KeyBuf, Placed, SsTableIndex, SsTableMeta, push_key};
+use farleaf_page::table::{ExtentRun, KeyBuf, PlacedSsTable, SsTableIndex, SsTableMeta, push_key};
 use farleaf_pool::remote::RemoteError;
 use farleaf_pool::wire::{LEFT, NO_PROCESS, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
@@ -67,7 +67,7 @@ pub(super) async fn check_no_owner<F: Fabric, L: Layout>(
     }
 }
 
-fn pieces_of(table: &Placed) -> Vec<(GlobalAddr, u64)> {
+fn pieces_of(table: &PlacedSsTable) -> Vec<(GlobalAddr, u64)> {
     table.pieces.iter().map(|&(at, bytes)| (GlobalAddr::from_bits(at), bytes)).collect()
 }
 
@@ -180,7 +180,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let mut lent = BTreeMap::new();
         for (id, words) in loans.lent.iter().filter(|_| !self.fabric().breaks(LOANS_HELD)) {
             let damaged = IndexError::Damaged { at: GlobalAddr::NULL };
-            let table = Placed::decode(&mut &words[..]).map_err(|_| damaged.clone())?;
+            let table = PlacedSsTable::decode(&mut &words[..]).map_err(|_| damaged.clone())?;
             let lease = ExtentSpace::lease_at(&self.shard.space, &pieces_of(&table));
             lent.insert(*id, Arc::new(lease.ok_or(damaged)?));
         }
@@ -197,7 +197,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let bad_words = IndexError::Damaged { at: GlobalAddr::NULL };
         let mut levels = vec![Vec::new(); self.shard.options.levels + 1];
         while !words.is_empty() {
-            let placed = Placed::decode(&mut words).map_err(|_| bad_words.clone())?;
+            let placed = PlacedSsTable::decode(&mut words).map_err(|_| bad_words.clone())?;
             let id = placed.meta.footer.table;
             let lease = match lent.get(&id) {
                 Some(lease) => Some(Arc::clone(lease)),
@@ -232,7 +232,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// The memory of a table that is not lent.
-    fn lease_of(&self, placed: &Placed, is_borrowed: bool) -> Option<ExtentLease> {
+    fn lease_of(&self, placed: &PlacedSsTable, is_borrowed: bool) -> Option<ExtentLease> {
         let (space, pieces) = (&self.shard.space, pieces_of(placed));
         match (is_borrowed, self.fabric().breaks(ORPHANS_ONLY)) {
             (true, _) => Some(ExtentSpace::borrow_at(space, placed.meta.footer.table, &pieces)),
@@ -296,7 +296,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Makes a change: in the directory, and then in the version (V6).
-    pub(super) async fn publish(&self, change: TreeVersionChange) -> Result<(), IndexError> {
+    pub(super) async fn publish(&self, change: TreeChange) -> Result<(), IndexError> {
         let editing = self.until_begun(TreeRight::Edit, LsmShard::begin_edit).await?;
         self.settle_with(&editing).await?;
         if change.is_of_memory() {

@@ -8,7 +8,7 @@
 use super::handle::DlsmIndex;
 use super::memtable::{MemTable, MemTableVersion, VersionKind};
 use super::shard::FlushRight;
-use super::table_writer::{TableWriter, refused};
+use super::table_writer::{SsTableWriter, refused};
 use super::version::SsTable;
 use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
@@ -87,7 +87,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         // Later snapshots are newer than all versions of the closed MemTable (J5).
         let below = LowerLevels::tables(ranges_below);
         let mut survival = Survival::new(self.snapshot_bounds(), below);
-        let (mut tables, mut writer) = (Vec::new(), TableWriter::new(self, ExtentUse::Flush));
+        let (mut tables, mut writer) = (Vec::new(), SsTableWriter::new(self, ExtentUse::Flush));
         // Twice the usual size, so that mostly one table comes from a MemTable of that size.
         let most_words = (self.shard.options.table_bytes / 4).min(u64::from(MAX_TABLE_WORDS / 2));
         let (mut bytes, mut value) = (Vec::new(), Vec::new());

@@ -9,7 +9,7 @@ use crate::remote::ExtentClient;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
-use farleaf_page::{Layout, TooLong};
+use farleaf_page::{Layout, LengthError};
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
 
@@ -72,12 +72,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// A writer for one operation. Waits if all seats are taken.
-    pub(super) async fn writer(&self) -> Result<LentWriter<'_>, IndexError> {
+    pub(super) async fn writer(&self) -> Result<BorrowedWriter<'_>, IndexError> {
         let mut wait = None;
         loop {
             if let Some(writer) = self.shard.writers.take(self.shard.id, || self.fabric().random())
             {
-                return Ok(LentWriter { writer: Some(writer), shard: &self.shard });
+                return Ok(BorrowedWriter { writer: Some(writer), shard: &self.shard });
             }
             wait.get_or_insert_with(|| self.wait()).again().await?;
         }
@@ -102,8 +102,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 impl From<MemTableError> for IndexError {
     fn from(error: MemTableError) -> Self {
         match error {
-            MemTableError::KeyTooLong { bytes, most } => TooLong::Key { bytes, most }.into(),
-            MemTableError::ValueTooLong { bytes, most } => TooLong::Value { bytes, most }.into(),
+            MemTableError::KeyTooLong { bytes, most } => LengthError::Key { bytes, most }.into(),
+            MemTableError::ValueTooLong { bytes, most } => {
+                LengthError::Value { bytes, most }.into()
+            }
             MemTableError::BadSize { .. } => {
                 Self::InvalidArgument("a MemTable has at most 2^34 bytes")
             }
@@ -184,12 +186,12 @@ impl<F: Fabric> BoundedWait<'_, F> {
 
 /// A writer that one operation has. Dropping it gives it back.
 #[derive(Debug)]
-pub(super) struct LentWriter<'h> {
+pub(super) struct BorrowedWriter<'h> {
     writer: Option<MemTableWriter>,
     shard: &'h LsmShard,
 }
 
-impl Deref for LentWriter<'_> {
+impl Deref for BorrowedWriter<'_> {
     type Target = MemTableWriter;
 
     fn deref(&self) -> &MemTableWriter {
@@ -197,13 +199,13 @@ impl Deref for LentWriter<'_> {
     }
 }
 
-impl DerefMut for LentWriter<'_> {
+impl DerefMut for BorrowedWriter<'_> {
     fn deref_mut(&mut self) -> &mut MemTableWriter {
         self.writer.as_mut().expect("it is lent until it is dropped")
     }
 }
 
-impl Drop for LentWriter<'_> {
+impl Drop for BorrowedWriter<'_> {
     fn drop(&mut self) {
         if let Some(writer) = self.writer.take() {
             self.shard.writers.give(self.shard.id, writer);

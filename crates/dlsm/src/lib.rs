@@ -64,10 +64,10 @@ pub use memtable::{
 };
 pub use options::DlsmOptions;
 pub use parts::{
-    DlsmPart, DlsmPool, DlsmServer, DlsmServerOptions, LeftShards, LoadBuilder, LoadedTables,
+    DlsmPart, DlsmPool, DlsmServer, DlsmServerOptions, LeftShards, LoadBuilder, LoadedSsTables,
     MAX_SHARDS, ShardedDlsm, ShardedOptions,
 };
-pub use place::MergePlace;
+pub use place::CompactionPlace;
 pub use remote::{ExtentClient, ExtentLease, ExtentSpace, ExtentWriter};
 pub use sequence::{Announcement, Sequences, Snapshot, WriterSlot};
-pub use shard::{LsmShard, TableView};
+pub use shard::{LsmShard, SsTableView};

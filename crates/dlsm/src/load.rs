@@ -5,8 +5,8 @@
 use super::MemTable;
 use super::handle::DlsmIndex;
 use super::shard::{LsmShard, TreeRight};
-use super::table_writer::{TableWriter, refused};
-use super::version::{SsTable, TreeVersionChange};
+use super::table_writer::{SsTableWriter, refused};
+use super::version::{SsTable, TreeChange};
 use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -119,7 +119,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Publishes the tables of a bulk load. The caller has the rights to flush and to merge, so a
     /// change that the directory may still make stays pending until it gives them back: then the
     /// next flush or merge makes it, and the records appear.
-    pub(super) async fn publish_load(&self, change: TreeVersionChange) -> Result<(), RemoteError> {
+    pub(super) async fn publish_load(&self, change: TreeChange) -> Result<(), RemoteError> {
         let published = self.publish(change).await.map_err(RemoteError::from);
         match published {
             Err(error) if self.shard.is_changing() => Err(error.after_a_change(ROOT_SERVER)),
@@ -142,7 +142,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 pub(super) struct SsTableLoader<'h, F: Fabric, L: Layout> {
     index: &'h DlsmIndex<F, L>,
     sequence: u64,
-    writer: TableWriter<'h, F, L>,
+    writer: SsTableWriter<'h, F, L>,
     tables: Vec<SsTable>,
     /// The last key, if there is one.
     last: Vec<u8>,
@@ -153,7 +153,7 @@ pub(super) struct SsTableLoader<'h, F: Fabric, L: Layout> {
 impl<'h, F: Fabric, L: Layout> SsTableLoader<'h, F, L> {
     /// All records get the number `sequence`.
     pub(super) fn new(index: &'h DlsmIndex<F, L>, sequence: u64) -> Self {
-        let writer = TableWriter::new(index, ExtentUse::Load);
+        let writer = SsTableWriter::new(index, ExtentUse::Load);
         Self { index, sequence, writer, tables: Vec::new(), last: Vec::new(), count: 0 }
     }
 

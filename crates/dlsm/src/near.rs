@@ -6,7 +6,7 @@
 //! *Thread safety*: that of the handle.
 
 use super::handle::DlsmIndex;
-use super::place::MergePlace;
+use super::place::CompactionPlace;
 use super::shard::{CompactionRight, LsmShard};
 use super::version::{SsTable, TreeVersion};
 use crate::remote::{ExtentLease, OffloadedCompaction};
@@ -17,7 +17,8 @@ use farleaf_index::together::all;
 use farleaf_page::Layout;
 use farleaf_page::rules::{EXTENTS_PINNED, LOANS_UNREAD, RANGES_MEET};
 use farleaf_page::table::{
-    Clip, CompactionOrder, ExtentRun, FOOTER_WORDS, JobTable, KeyBuf, SsTableIndex, SsTableMeta,
+    CompactionOrder, ExtentRun, FOOTER_WORDS, JobSsTable, KeyBuf, SsTableClip, SsTableIndex,
+    SsTableMeta,
 };
 use farleaf_pool::remote::RemoteError;
 use std::ops::Range;
@@ -37,7 +38,7 @@ pub(super) struct CompactionPart<'m> {
     /// The level of the outputs.
     pub(super) level: usize,
     /// Only keys of this range.
-    pub(super) range: &'m Clip,
+    pub(super) range: &'m SsTableClip,
 }
 
 /// The job for a merge, and how much room its outputs need.
@@ -115,11 +116,11 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let words: u64 =
             tables.map(|table| words(table).map_or(0, |words| words.len() as u64)).sum();
         let wants_near = match options.merges {
-            MergePlace::Compute => false,
-            MergePlace::Memory => true,
-            MergePlace::ByCost => lock(&self.shard.merge_costs).decide(words, options.workers),
+            CompactionPlace::Compute => false,
+            CompactionPlace::Memory => true,
+            CompactionPlace::ByCost => lock(&self.shard.merge_costs).decide(words, options.workers),
         };
-        let by_cost = options.merges == MergePlace::ByCost;
+        let by_cost = options.merges == CompactionPlace::ByCost;
         let _under_way =
             by_cost.then(|| CompactingWords { shard: &self.shard, is_near: wants_near, words });
         let began_ns = self.fabric().now_ns();
@@ -145,7 +146,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) fn words_of(
         &self,
         table: &Arc<SsTable>,
-        range: &Clip,
+        range: &SsTableClip,
     ) -> Result<Range<u32>, IndexError> {
         let damaged = |_| Self::damaged(table);
         let seek = match self.fabric().breaks(RANGES_MEET) {
@@ -191,7 +192,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let words = u64::from(table.meta.footer.table_words());
             let pieces = table.lease.pieces(0, words, u64::MAX);
             let words = self.words_of(table, range).ok()?;
-            table.lease.places().iter().all(is_there).then(|| JobTable {
+            table.lease.places().iter().all(is_there).then(|| JobSsTable {
                 id: table.id(),
                 data_words: table.meta.footer.data_words,
                 words,
@@ -203,10 +204,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             tables.retain(|table| !table.words.is_empty());
             Some(tables)
         };
-        let sources = sources.iter().map(job_tables).collect::<Option<Vec<Vec<JobTable>>>>()?;
+        let sources = sources.iter().map(job_tables).collect::<Option<Vec<Vec<JobSsTable>>>>()?;
         let tables = sources.iter().flatten();
         // The part of each table, with as much of its index.
-        let with_index = |table: &JobTable| {
+        let with_index = |table: &JobSsTable| {
             let all: u64 = table.pieces.iter().map(|piece| piece.1).sum();
             let part = table.words.len() as u64;
             (all * part).div_ceil(u64::from(table.data_words.max(1)))
@@ -299,8 +300,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 fn cut<'t>(
     inputs: &'t [Arc<SsTable>],
     parts: usize,
-    clip: &Clip,
-) -> Result<Vec<Clip>, &'t Arc<SsTable>> {
+    clip: &SsTableClip,
+) -> Result<Vec<SsTableClip>, &'t Arc<SsTable>> {
     let mut keys = Vec::new();
     for table in inputs.iter().filter(|_| parts > 1) {
         keys.push(table.meta.smallest.clone());
@@ -316,7 +317,7 @@ fn cut<'t>(
     cuts.retain(|cut| lowest.as_ref().is_some_and(|lowest| lowest < cut));
     let lowers = std::iter::once(clip.lower.clone()).chain(cuts.iter().cloned().map(Some));
     let uppers = cuts.iter().cloned().map(Some).chain(std::iter::once(clip.upper.clone()));
-    Ok(lowers.zip(uppers).map(|(lower, upper)| Clip { lower, upper }).collect())
+    Ok(lowers.zip(uppers).map(|(lower, upper)| SsTableClip { lower, upper }).collect())
 }
 
 fn bad_reply(server: ServerId) -> RemoteError {

@@ -7,7 +7,7 @@ use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_page::table::KeyBuf;
 
 /// The first key of a range that tombstones hide, its end, and how many records they hide there.
-pub(super) type Hidden = (KeyBuf, KeyBuf, u64);
+pub(super) type HiddenRange = (KeyBuf, KeyBuf, u64);
 
 /// What a tree needs.
 #[derive(Debug, Default)]
@@ -25,7 +25,7 @@ struct TreeNeedsInner {
     exhausted: Option<u64>,
     /// Bytes that changes since then free.
     gained: u64,
-    hidden: Option<Hidden>,
+    hidden: Option<HiddenRange>,
 }
 
 impl TreeNeeds {
@@ -90,12 +90,12 @@ impl TreeNeeds {
     }
 
     /// Notes a range that tombstones hide, instead of the one of before.
-    pub(super) fn note_hidden(&self, hidden: Hidden) {
+    pub(super) fn note_hidden(&self, hidden: HiddenRange) {
         lock(&self.0).hidden = Some(hidden);
     }
 
     /// Takes what was noted last.
-    pub(super) fn take_hidden(&self) -> Option<Hidden> {
+    pub(super) fn take_hidden(&self) -> Option<HiddenRange> {
         lock(&self.0).hidden.take()
     }
 

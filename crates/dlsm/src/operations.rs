@@ -7,7 +7,7 @@ use super::handle::DlsmIndex;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::{
     Background, EditAction, EditAnswer, Encoded, IndexAdmin, IndexError, KeyedRecords, LeafEdit,
-    OwnedForm, RangeIndex, RecordOf, RecordsOf, Reshaped, ScanResult,
+    OwnedForm, RangeIndex, RecordOf, RecordsOf, ReshapeCost, ScanResult,
 };
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
 use std::ops::Bound;
@@ -131,7 +131,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for DlsmIndex<F, L> {
         &self,
         work: Background,
         ended: &dyn Fn() -> bool,
-        report: &dyn Fn(Result<Reshaped, IndexError>),
+        report: &dyn Fn(Result<ReshapeCost, IndexError>),
     ) -> Result<(), IndexError> {
         match work {
             Background::WriteBack => {

@@ -3,7 +3,7 @@
 //! *Thread safety*: plain values.
 
 use super::MemTableOptions;
-use super::place::MergePlace;
+use super::place::CompactionPlace;
 use farleaf_index::IndexError;
 use farleaf_page::table::{IndexKind, MAX_RUNS};
 
@@ -50,7 +50,7 @@ pub struct DlsmOptions {
     /// merged at once.
     pub most_hidden: u64,
     /// Where merges run.
-    pub merges: MergePlace,
+    pub merges: CompactionPlace,
     /// Whether writers take turns in a queue, as those of RocksDB. For comparisons: only the
     /// simulator makes them wait.
     pub write_queue: bool,
@@ -74,7 +74,7 @@ impl Default for DlsmOptions {
             writers: 1024,
             workers: 4,
             most_hidden: 512,
-            merges: MergePlace::Compute,
+            merges: CompactionPlace::Compute,
             write_queue: false,
         }
     }

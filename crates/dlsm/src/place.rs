@@ -4,7 +4,7 @@
 
 /// Where merges run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MergePlace {
+pub enum CompactionPlace {
     /// On compute servers.
     #[default]
     Compute,
@@ -21,7 +21,7 @@ const SHARE: f64 = 16.0;
 
 /// What merges have cost, and how much is being merged.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct MergeCosts {
+pub(super) struct CompactionCosts {
     near: PlacementSide,
     far: PlacementSide,
     decisions: u64,
@@ -36,10 +36,10 @@ struct PlacementSide {
     under_way: u64,
 }
 
-impl MergeCosts {
+impl CompactionCosts {
     /// Whether the next merge, of `words` words, runs on the memory server: where it would end
     /// first. A memory server runs `workers` merges at a time. The words count as under way until
-    /// [`MergeCosts::end`].
+    /// [`CompactionCosts::end`].
     pub(super) fn decide(&mut self, words: u64, workers: usize) -> bool {
         self.decisions += 1;
         let ends = |side: &PlacementSide, together: f64| {
@@ -83,8 +83,8 @@ mod tests {
 
     #[test]
     fn merges_run_where_they_would_end_first() {
-        let mut costs = MergeCosts::default();
-        let decide = |costs: &mut MergeCosts| {
+        let mut costs = CompactionCosts::default();
+        let decide = |costs: &mut CompactionCosts| {
             let is_near = costs.decide(10, 2);
             costs.end(is_near, 10);
             is_near

@@ -10,7 +10,7 @@ use farleaf_fabric::{Fabric, Work};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::table::{
-    KeyBuf, MAX_SEQUENCE, Picked, RecordKind, SsTableLookup, TableKey, pick,
+    KeyBuf, MAX_SEQUENCE, RecordKind, SsTableLookup, TableKey, VisibleVersion, pick,
 };
 
 /// READs of a record that is damaged.
@@ -86,12 +86,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let read = self.read(table, words.clone()).await?;
             self.fabric().charge(Work::CopyBytes(read.len() as u64 * 8)).await;
             match pick(&read, table.id(), key, MAX_SEQUENCE) {
-                Ok(Picked::Record(record)) => {
+                Ok(VisibleVersion::Record(record)) => {
                     let mut value = Vec::new();
                     record.append_value(&mut value);
                     return Ok(Some((record.kind() == RecordKind::Value).then_some(value)));
                 }
-                Ok(Picked::Absent | Picked::TooNew) => return Ok(None),
+                Ok(VisibleVersion::Absent | VisibleVersion::TooNew) => return Ok(None),
                 Err(_) => {}
             }
         }

@@ -32,7 +32,7 @@ use super::compact::{CompactionInput, CompactionRun, overlapping, range_of};
 use super::handle::{BoundedWait, DlsmIndex};
 use super::options::MAX_LEVEL0;
 use super::shard::{CompactionRight, LsmShard, TreeRight};
-use super::table_writer::TableWriter;
+use super::table_writer::SsTableWriter;
 use super::version::{Intake, SsTable, TreeVersion};
 use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
@@ -40,7 +40,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_index::{EditAction, IndexError};
 use farleaf_page::Layout;
 use farleaf_page::rules::MERGED_PARTS_PINNED;
-use farleaf_page::table::{Clip, CompactionProgress, KeyBuf, MergeOptions};
+use farleaf_page::table::{CompactionOptions, CompactionProgress, KeyBuf, SsTableClip};
 use farleaf_pool::remote::ROOT_SERVER;
 
 /// Pause before memory servers that had no chunk left are asked again, in nanoseconds.
@@ -286,7 +286,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let (level0, others) = version.levels.split_first()?;
         let level0 = taken(level0).into_iter().map(|table| vec![table]);
         let sources: Vec<_> = level0.chain(others.iter().map(|tables| taken(tables))).collect();
-        let range = Clip { lower: None, upper: Some(end.clone()) };
+        let range = SsTableClip { lower: None, upper: Some(end.clone()) };
         let held = |table: &Arc<SsTable>| {
             let words = self.words_of(table, &range).map_or(0, |words| words.len() as u64);
             let footer = &table.meta.footer;
@@ -314,8 +314,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             // Not kept: a pinned version keeps what is given back.
             let version = self.shard.pin();
             let below = version.levels[into + 1..].iter().flatten();
-            let options = MergeOptions {
-                range: version.clip.within(&Clip { lower: None, upper: end.clone() }),
+            let options = CompactionOptions {
+                range: version.clip.within(&SsTableClip { lower: None, upper: end.clone() }),
                 // Later snapshots are newer than all inputs (J5).
                 snapshots: self.snapshot_bounds(),
                 below: self.below(below),
@@ -327,7 +327,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let mut left: Vec<Arc<SsTable>> = sources.into_iter().flatten().collect();
         loop {
             run.merge.limit_tables(self.piece_words().await?);
-            let mut writer = TableWriter::new(self, ExtentUse::Piece);
+            let mut writer = SsTableWriter::new(self, ExtentUse::Piece);
             let progress = match self.fill_output(&mut run, &mut writer).await {
                 Ok(progress) => progress,
                 Err(error) => {

@@ -15,7 +15,7 @@ use farleaf_index::together::all;
 use farleaf_index::{IndexError, KeyedRecords, ScanResult};
 use farleaf_page::Layout;
 use farleaf_page::rules::{SCANS_CLIPPED, SCANS_SETTLED, SNAPSHOT_HELD};
-use farleaf_page::table::{Clip, DamagedSsTable, IndexKind, KeyBuf, RecordKind, RecordRun};
+use farleaf_page::table::{DamagedSsTable, IndexKind, KeyBuf, RecordKind, RecordRun, SsTableClip};
 use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::ops::{Bound, Range};
@@ -43,11 +43,11 @@ pub(super) struct ScanView {
 
 enum ScanSource<'v> {
     MemTable(MemTableCursor<'v>),
-    Tables(TableSource<'v>),
+    Tables(SsTableSource<'v>),
 }
 
 /// Tables with ascending keys, of which a part is here.
-struct TableSource<'v> {
+struct SsTableSource<'v> {
     /// Those that are not begun, in the order of the scan.
     tables: Vec<&'v Arc<SsTable>>,
     /// The table that is read, and the words of it that the scan may want.
@@ -92,7 +92,7 @@ fn key_of(bound: &Bound<Vec<u8>>) -> Option<&[u8]> {
 }
 
 /// The part of a scan that is in `clip` (lsm.L3).
-fn within<'s>(scan: &'s ScanResult<Vec<u8>>, clip: &Clip) -> Cow<'s, ScanResult<Vec<u8>>> {
+fn within<'s>(scan: &'s ScanResult<Vec<u8>>, clip: &SsTableClip) -> Cow<'s, ScanResult<Vec<u8>>> {
     let (lower, upper) = (clip.lower.as_ref(), clip.upper.as_ref());
     let lower = lower.map(|lower| lower.key().to_vec()).filter(|lower| !is_below(scan, lower));
     let upper = upper.map(|upper| upper.key().to_vec()).filter(|upper| !is_above(scan, upper));
@@ -156,7 +156,7 @@ fn pass(cursor: &mut MemTableCursor<'_>, scan: &ScanResult<Vec<u8>>) -> Option<S
     Some(entry)
 }
 
-impl<'v> TableSource<'v> {
+impl<'v> SsTableSource<'v> {
     /// The tables of one level, or one of level 0.
     fn new<F: Fabric, L: Layout>(
         tables: &'v [Arc<SsTable>],
@@ -339,7 +339,7 @@ impl<'v> ScanSource<'v> {
         matches!(self, Self::Tables(_))
     }
 
-    fn tables(&self) -> Option<&TableSource<'v>> {
+    fn tables(&self) -> Option<&SsTableSource<'v>> {
         match self {
             Self::MemTable(_) => None,
             Self::Tables(tables) => Some(tables),
@@ -423,7 +423,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let (level0, others) = version.levels.split_first().expect("there is a level 0");
         let levels = level0.chunks(1).chain(others.iter().map(Vec::as_slice));
         let tables =
-            levels.map(|tables| Ok(ScanSource::Tables(TableSource::new::<F, L>(tables, scan)?)));
+            levels.map(|tables| Ok(ScanSource::Tables(SsTableSource::new::<F, L>(tables, scan)?)));
         let mut sources =
             memtables.chain(tables).collect::<Result<Vec<ScanSource<'_>>, IndexError>>()?;
         share(&mut sources, scan.limit, most_bytes);
@@ -483,7 +483,7 @@ mod tests {
         let source = |&(words, records): &(u64, u64)| {
             let (tables, now, run, last) = (Vec::new(), None, None, None);
             let (passed, left, more) = (0, 0, 1);
-            ScanSource::Tables(TableSource {
+            ScanSource::Tables(SsTableSource {
                 tables,
                 now,
                 run,

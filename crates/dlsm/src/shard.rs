@@ -16,15 +16,15 @@ use super::counts::TreeCounts;
 use super::gate::TreeGate;
 use super::lent::SharedSsTables;
 use super::needs::TreeNeeds;
-use super::place::{MergeCosts, MergePlace};
-use super::signal::Signal;
-use super::version::{Intake, SsTable, SwitchOutcome, TreeVersion, TreeVersionChange};
+use super::place::{CompactionCosts, CompactionPlace};
+use super::signal::ChangeSignal;
+use super::version::{Intake, SsTable, SwitchOutcome, TreeChange, TreeVersion};
 use super::writers::IdleWriters;
 use super::{DlsmOptions, MemTable, MemTableError, MemTableOptions, Sequences};
 use crate::remote::{ExtentLease, ExtentSpace, ExtentUsage, JobId};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, Region, ServerId};
-use farleaf_page::table::{Clip, KeyBuf, MAX_KEY_BYTES, SsTableMeta};
+use farleaf_page::table::{KeyBuf, MAX_KEY_BYTES, SsTableClip, SsTableMeta};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The sizes of the MemTable of a tree that is not open.
@@ -52,10 +52,10 @@ pub struct LsmShard {
     /// Those of its compute server.
     pub(super) writers: Arc<IdleWriters>,
     /// Raised when the version has changed, and when a right or a worker has gone.
-    pub(super) changed: Signal,
+    pub(super) changed: ChangeSignal,
     /// Raised by everything that flushes and merges do, so that waiting for them has a bound.
     steps: AtomicU64,
-    pub(super) merge_costs: Mutex<MergeCosts>,
+    pub(super) merge_costs: Mutex<CompactionCosts>,
     pub(super) needs: TreeNeeds,
     state: Mutex<LsmShardState>,
 }
@@ -92,14 +92,14 @@ struct LsmShardState {
     edit: u64,
     pending: Option<Arc<PendingChange>>,
     /// The keys that the tree has when it is opened next.
-    clip: Clip,
+    clip: SsTableClip,
     lent: SharedSsTables,
     counts: TreeCounts,
 }
 
 /// A table of a tree, for tests and inspectors.
 #[derive(Clone, Debug)]
-pub struct TableView {
+pub struct SsTableView {
     /// Its level. In level 0 the newest table comes first, in the others keys ascend.
     pub level: usize,
     /// What the tree knows of it.
@@ -115,7 +115,7 @@ pub struct TableView {
 pub(super) struct PendingChange {
     pub(super) number: u64,
     pub(super) words: Vec<u64>,
-    change: TreeVersionChange,
+    change: TreeChange,
 }
 
 /// What the directory says about a shard that this process has just opened.
@@ -168,15 +168,15 @@ impl LsmShard {
         let sequences = Arc::clone(writers.sequences());
         let space = ExtentSpace::new(options.extent_bytes);
         let space = match options.merges {
-            MergePlace::Compute => space,
-            MergePlace::Memory | MergePlace::ByCost => space.together(id),
+            CompactionPlace::Compute => space,
+            CompactionPlace::Memory | CompactionPlace::ByCost => space.together(id),
         };
         let none = Arc::new(MemTable::new(&sequences, NO_MEMTABLE.memory()?, NO_MEMTABLE));
         let active = match memtable == NO_MEMTABLE {
             true => Arc::clone(&none),
             false => Arc::new(MemTable::new(&sequences, memtable.memory()?, memtable)),
         };
-        let version = TreeVersion::new(active, options.levels, Clip::default());
+        let version = TreeVersion::new(active, options.levels, SsTableClip::default());
         let state = LsmShardState {
             version: Arc::new(version),
             retired: Vec::new(),
@@ -194,7 +194,7 @@ impl LsmShard {
             leaves: None,
             edit: 0,
             pending: None,
-            clip: Clip::default(),
+            clip: SsTableClip::default(),
             lent: SharedSsTables::default(),
             counts: TreeCounts::default(),
         };
@@ -212,7 +212,7 @@ impl LsmShard {
             merge_costs: Mutex::default(),
             needs: TreeNeeds::default(),
             writers: Arc::clone(writers),
-            changed: Signal::default(),
+            changed: ChangeSignal::default(),
             steps: AtomicU64::new(0),
             state: Mutex::new(state),
         })
@@ -270,12 +270,12 @@ impl LsmShard {
     }
 
     /// The keys of the tree. Its tables can have others.
-    pub fn clip(&self) -> Clip {
+    pub fn clip(&self) -> SsTableClip {
         self.pin().clip.clone()
     }
 
     /// Sets the keys that the tree has from its next opening on.
-    pub(super) fn set_clip(&self, clip: Clip) {
+    pub(super) fn set_clip(&self, clip: SsTableClip) {
         lock(&self.state).clip = clip;
     }
 
@@ -343,13 +343,13 @@ impl LsmShard {
     }
 
     /// The tables of the current version, level by level.
-    pub fn tables(&self) -> Vec<TableView> {
+    pub fn tables(&self) -> Vec<SsTableView> {
         let version = self.pin();
         let levels = version.levels.iter().enumerate();
         let tables = levels.flat_map(|(level, tables)| tables.iter().map(move |one| (level, one)));
         let view = |(level, table): (usize, &Arc<SsTable>)| {
             let words = u64::from(table.meta.footer.table_words());
-            TableView {
+            SsTableView {
                 level,
                 meta: table.meta.clone(),
                 pieces: table.pieces(words),
@@ -710,12 +710,12 @@ impl LsmShardState {
     }
 
     /// Changes the version (V3).
-    fn install(&mut self, change: &TreeVersionChange, options: &DlsmOptions) {
+    fn install(&mut self, change: &TreeChange, options: &DlsmOptions) {
         let counts = &mut self.counts;
         let bytes =
             |tables: &[Arc<SsTable>]| tables.iter().map(|table| written_bytes(table)).sum::<u64>();
         match change {
-            TreeVersionChange::Flushed { memtable, tables } => {
+            TreeChange::Flushed { memtable, tables } => {
                 let mut next = TreeVersion::clone(&self.version);
                 next.immutables.retain(|closed| !Arc::ptr_eq(closed, memtable));
                 counts.flushes += u64::from(!tables.is_empty());
@@ -725,7 +725,7 @@ impl LsmShardState {
                 self.retired.push(Arc::clone(memtable));
                 self.keep_few_retired(options);
             }
-            TreeVersionChange::Merged { removed, level, added, parts } => {
+            TreeChange::Merged { removed, level, added, parts } => {
                 counts.merges += 1;
                 counts.merged_bytes += bytes(added);
                 let index_bytes = added.iter().map(|table| table.index.bytes() as u64);
@@ -733,7 +733,7 @@ impl LsmShardState {
                 let left = self.version.with_parts(parts);
                 self.version = Arc::new(left.with_merged(removed, *level, added.clone()));
             }
-            TreeVersionChange::Moved { table, level, moved } => {
+            TreeChange::Moved { table, level, moved } => {
                 counts.moved_tables += 1;
                 let (removed, added) = ([Arc::clone(table)], vec![Arc::clone(moved)]);
                 self.version = Arc::new(self.version.with_merged(&removed, *level, added));
@@ -797,13 +797,9 @@ pub(super) struct FlushRight {
 
 impl FlushRight {
     /// `tables`, whose keys do not overlap, take the place of a closed MemTable (V3).
-    pub(super) fn flushed(
-        &self,
-        memtable: &Arc<MemTable>,
-        tables: Vec<SsTable>,
-    ) -> TreeVersionChange {
+    pub(super) fn flushed(&self, memtable: &Arc<MemTable>, tables: Vec<SsTable>) -> TreeChange {
         let tables = tables.into_iter().map(Arc::new).collect();
-        TreeVersionChange::Flushed { memtable: Arc::clone(memtable), tables }
+        TreeChange::Flushed { memtable: Arc::clone(memtable), tables }
     }
 }
 
@@ -840,9 +836,9 @@ impl CompactionRight {
         removed: &[Arc<SsTable>],
         level: usize,
         added: Vec<SsTable>,
-    ) -> TreeVersionChange {
+    ) -> TreeChange {
         let added = added.into_iter().map(Arc::new).collect();
-        TreeVersionChange::Merged { removed: removed.to_vec(), level, added, parts: Vec::new() }
+        TreeChange::Merged { removed: removed.to_vec(), level, added, parts: Vec::new() }
     }
 
     /// The same, with a part of each of `parts` in the place of the whole (S3).
@@ -852,15 +848,15 @@ impl CompactionRight {
         level: usize,
         output: Option<SsTable>,
         parts: Vec<(Arc<SsTable>, Arc<SsTable>)>,
-    ) -> TreeVersionChange {
+    ) -> TreeChange {
         let added = output.into_iter().map(Arc::new).collect();
-        TreeVersionChange::Merged { removed, level, added, parts }
+        TreeChange::Merged { removed, level, added, parts }
     }
 
     /// `table` goes to `level` as it is.
-    pub(super) fn moved(&self, table: &Arc<SsTable>, level: usize) -> TreeVersionChange {
+    pub(super) fn moved(&self, table: &Arc<SsTable>, level: usize) -> TreeChange {
         let moved = Arc::new(table.in_level(level));
-        TreeVersionChange::Moved { table: Arc::clone(table), level, moved }
+        TreeChange::Moved { table: Arc::clone(table), level, moved }
     }
 }
 
@@ -870,7 +866,7 @@ pub(super) struct ManifestRight(HeldRight);
 
 impl ManifestRight {
     /// Notes a change before the directory is asked for it.
-    pub(super) fn begin(&self, change: TreeVersionChange) -> Arc<PendingChange> {
+    pub(super) fn begin(&self, change: TreeChange) -> Arc<PendingChange> {
         let words = change.for_directory().encode();
         let mut state = lock(&self.0.shard.state);
         state.edit += 1;
@@ -896,7 +892,7 @@ impl ManifestRight {
     }
 
     /// Changes the version alone.
-    pub(super) fn make_unlisted(&self, change: &TreeVersionChange) {
+    pub(super) fn make_unlisted(&self, change: &TreeChange) {
         let mut state = lock(&self.0.shard.state);
         state.install(change, &self.0.shard.options);
         self.0.shard.promise_to(&state.version);
@@ -940,7 +936,7 @@ impl ManifestRight {
         let shard = &self.0.shard;
         let mut state = lock(&shard.state);
         let none = Arc::clone(&shard.none);
-        let version = TreeVersion::new(none, shard.options.levels, Clip::default());
+        let version = TreeVersion::new(none, shard.options.levels, SsTableClip::default());
         let former = std::mem::replace(&mut state.version, Arc::new(version));
         let retired = (std::mem::take(&mut state.retired), std::mem::take(&mut state.lent));
         state.leaves = Some(std::mem::take(&mut state.epoch));

@@ -15,7 +15,7 @@ use std::task::{Context, Poll, Waker};
 
 /// A count of changes, and the tasks that wait for the next one.
 #[derive(Debug, Default)]
-pub(super) struct Signal(Mutex<SignalWaiters>);
+pub(super) struct ChangeSignal(Mutex<SignalWaiters>);
 
 #[derive(Debug, Default)]
 struct SignalWaiters {
@@ -23,7 +23,7 @@ struct SignalWaiters {
     asleep: Vec<Waker>,
 }
 
-impl Signal {
+impl ChangeSignal {
     /// How often it was raised.
     pub(super) fn count(&self) -> u64 {
         lock(&self.0).raised

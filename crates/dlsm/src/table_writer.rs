@@ -10,7 +10,7 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
 use farleaf_page::table::{
-    ExtentRun, IndexKind, MergeError, RecordKind, RefusedRecord, SsTableBuilder, SsTableIndex,
+    CompactionError, ExtentRun, IndexKind, RecordKind, RefusedRecord, SsTableBuilder, SsTableIndex,
     TableKey,
 };
 
@@ -18,7 +18,7 @@ use farleaf_page::table::{
 const STEP_KEYS: usize = 4_096;
 
 /// A table that is being written.
-pub(super) struct TableWriter<'h, F: Fabric, L: Layout> {
+pub(super) struct SsTableWriter<'h, F: Fabric, L: Layout> {
     index: &'h DlsmIndex<F, L>,
     pub(super) builder: SsTableBuilder,
     /// Words of the table that are not written yet.
@@ -29,7 +29,7 @@ pub(super) struct TableWriter<'h, F: Fabric, L: Layout> {
     charged: (u64, u32),
 }
 
-impl<'h, F: Fabric, L: Layout> TableWriter<'h, F, L> {
+impl<'h, F: Fabric, L: Layout> SsTableWriter<'h, F, L> {
     pub(super) fn new(index: &'h DlsmIndex<F, L>, purpose: ExtentUse) -> Self {
         let shard = &index.shard;
         Self {
@@ -126,14 +126,14 @@ pub(super) fn refused(_: RefusedRecord) -> IndexError {
 }
 
 /// The error of a merge of tables with these ids at these places.
-pub(super) fn merge_error(error: MergeError, inputs: &[(u64, GlobalAddr)]) -> IndexError {
+pub(super) fn merge_error(error: CompactionError, inputs: &[(u64, GlobalAddr)]) -> IndexError {
     match error {
-        MergeError::Damaged(damaged) => {
+        CompactionError::Damaged(damaged) => {
             let found = inputs.iter().find(|(table, _)| *table == damaged.table);
             IndexError::Damaged { at: found.map_or(GlobalAddr::NULL, |(_, place)| *place) }
         }
-        MergeError::Refused(why) => refused(why),
-        MergeError::KeyTooLarge => IndexError::InvalidArgument(
+        CompactionError::Refused(why) => refused(why),
+        CompactionError::KeyTooLarge => IndexError::InvalidArgument(
             "the versions of one key do not fit in a table; drop snapshots, and merge again",
         ),
     }

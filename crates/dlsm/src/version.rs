@@ -16,8 +16,8 @@ use crate::remote::ExtentLease;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Arc;
 use farleaf_page::table::{
-    Clip, DamagedSsTable, ExtentRun, KeyBuf, Placed, SsTableIndex, SsTableMeta, TableKey,
-    VersionChange,
+    DamagedSsTable, ExtentRun, KeyBuf, PlacedSsTable, SsTableClip, SsTableIndex, SsTableMeta,
+    TableKey, VersionChange,
 };
 
 /// What the active MemTable takes, by the memory that there is for its flush and for merges.
@@ -76,7 +76,7 @@ impl SsTable {
             true => Arc::clone(&self.lease),
             false => Arc::new(self.lease.behind(u64::from(words) * 8)),
         };
-        let from = Clip { lower: Some(next.clone()), upper: None };
+        let from = SsTableClip { lower: Some(next.clone()), upper: None };
         let run = |(first, count)| ExtentRun { first, count };
         let meta = SsTableMeta {
             smallest: next.clone(),
@@ -99,11 +99,14 @@ impl SsTable {
     }
 
     /// What the directory keeps of it.
-    fn placed(&self) -> Placed {
+    fn placed(&self) -> PlacedSsTable {
         let skipped = self.lease.skipped_bytes();
         let pieces = self.pieces((skipped + self.lease.bytes()) / 8).into_iter();
         let meta = SsTableMeta { extents: Vec::new(), ..self.meta.clone() };
-        Placed { meta, pieces: pieces.map(|(at, words)| (at.to_bits(), words * 8)).collect() }
+        PlacedSsTable {
+            meta,
+            pieces: pieces.map(|(at, words)| (at.to_bits(), words * 8)).collect(),
+        }
     }
 
     /// Bytes of its records that are still there.
@@ -114,7 +117,7 @@ impl SsTable {
 
 /// A change of a version.
 #[derive(Debug)]
-pub(super) enum TreeVersionChange {
+pub(super) enum TreeChange {
     /// Tables take the place of a MemTable, in level 0.
     Flushed {
         /// The MemTable, which is closed.
@@ -144,7 +147,7 @@ pub(super) enum TreeVersionChange {
     },
 }
 
-impl TreeVersionChange {
+impl TreeChange {
     /// Whether it neither adds nor takes away tables: the directory knows nothing of it.
     pub(super) fn is_of_memory(&self) -> bool {
         match self {
@@ -186,11 +189,11 @@ pub(super) struct TreeVersion {
     /// Level 0, the newest table first, then the others, whose tables ascend and do not overlap.
     pub(super) levels: Vec<Vec<Arc<SsTable>>>,
     /// The keys of the tree. Its tables can have others, which are not its own any more.
-    pub(super) clip: Clip,
+    pub(super) clip: SsTableClip,
 }
 
 impl TreeVersion {
-    pub(super) fn new(active: Arc<MemTable>, levels: usize, clip: Clip) -> Self {
+    pub(super) fn new(active: Arc<MemTable>, levels: usize, clip: SsTableClip) -> Self {
         let levels = vec![Vec::new(); levels + 1];
         Self { active, takes: Intake::Nothing, immutables: Vec::new(), levels, clip }
     }

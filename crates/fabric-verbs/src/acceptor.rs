@@ -7,12 +7,12 @@
 //!
 //! *Thread safety*: one thread.
 
-use crate::bring_up::{AccessibleMemory, ConnectionEnd, Control};
+use crate::bring_up::{AccessibleMemory, ConnectionEnd, ControlMessage};
 use crate::lane::ServerLane;
 use crate::objects::Registration;
 use farleaf_fabric::handshake::{HandshakeRefusal, MessageAssembler, PeerIdentity, draw_epoch};
 use farleaf_fabric::listener::{
-    Acceptor, AcceptorPlace, Admitted, Greeting, LISTENER, Listener, WAKE, place_of,
+    Acceptor, AcceptorPlace, Admitted, GreetingState, LISTENER, Listener, WAKE, place_of,
 };
 use farleaf_fabric::provider::{ConnectionGate, SocketRead, WakeFd, next_message};
 use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
@@ -40,14 +40,14 @@ impl AcceptorShared {
 
 /// An admitted endpoint.
 #[derive(Debug)]
-struct Guest {
+struct AdmittedEndpoint {
     gate: Arc<ConnectionGate>,
     gather: MessageAssembler,
     /// Its lane and the number of its queue pair, once it has sent its offer.
     pair: Option<(usize, u32)>,
 }
 
-impl Admitted for Guest {
+impl Admitted for AdmittedEndpoint {
     fn gate(&self) -> &Arc<ConnectionGate> {
         &self.gate
     }
@@ -59,7 +59,7 @@ impl Admitted for Guest {
 
 #[derive(Debug)]
 pub(crate) struct QueuePairAcceptor {
-    acceptor: Acceptor<Guest>,
+    acceptor: Acceptor<AdmittedEndpoint>,
     shared: Arc<AcceptorShared>,
     next_lane: usize,
 }
@@ -89,7 +89,8 @@ impl QueuePairAcceptor {
     }
 
     fn close(&mut self, place: AcceptorPlace) {
-        if let Some(Guest { pair: Some((lane, pair)), .. }) = self.acceptor.close(place) {
+        if let Some(AdmittedEndpoint { pair: Some((lane, pair)), .. }) = self.acceptor.close(place)
+        {
             self.shared.lanes[lane].close(pair);
         }
     }
@@ -111,9 +112,9 @@ impl QueuePairAcceptor {
     /// Handles an event on a socket.
     fn visit(&mut self, place: AcceptorPlace) {
         match self.acceptor.hear(place) {
-            Greeting::Pending | Greeting::Ended => return,
-            Greeting::Admitted => {}
-            Greeting::Proven(peer, fences) => {
+            GreetingState::Pending | GreetingState::Ended => return,
+            GreetingState::Admitted => {}
+            GreetingState::Proven(peer, fences) => {
                 if !self.let_in(place, peer, fences) {
                     return;
                 }
@@ -125,9 +126,9 @@ impl QueuePairAcceptor {
                 SocketRead::Nothing => return,
                 SocketRead::End => return self.close(place),
             };
-            let stays = match (guest.is_settled(), Control::decode(&message)) {
-                (false, Some(Control::Offer(end))) => self.connect(place, end),
-                (true, Some(Control::Fence { id, compute_server })) => {
+            let stays = match (guest.is_settled(), ControlMessage::decode(&message)) {
+                (false, Some(ControlMessage::Offer(end))) => self.connect(place, end),
+                (true, Some(ControlMessage::Fence { id, compute_server })) => {
                     self.fence(place, id, compute_server)
                 }
                 _ => false,
@@ -146,7 +147,7 @@ impl QueuePairAcceptor {
         self.acceptor.welcome(
             place,
             fences,
-            Guest { gate, gather: MessageAssembler::default(), pair: None },
+            AdmittedEndpoint { gate, gather: MessageAssembler::default(), pair: None },
         )
     }
 
@@ -168,7 +169,7 @@ impl QueuePairAcceptor {
         match self.shared.lanes[lane].open(peer, psn, guest.gate.peer.number) {
             Ok(own) => {
                 guest.pair = Some((lane, own.pair));
-                let answer = Control::Answer(own, self.shared.lent()).encode();
+                let answer = ControlMessage::Answer(own, self.shared.lent()).encode();
                 self.say(place, &answer)
             }
             Err(_) => {
@@ -182,7 +183,7 @@ impl QueuePairAcceptor {
     fn fence(&mut self, place: AcceptorPlace, id: u64, compute_server: u16) -> bool {
         self.shared.listener.gates.fence(compute_server);
         self.sweep(place);
-        let said = self.say(place, &Control::Fenced { id }.encode());
+        let said = self.say(place, &ControlMessage::Fenced { id }.encode());
         let guest = self.acceptor.admitted(place);
         said && guest.is_some_and(|(_, guest)| guest.gate.enter().is_some())
     }

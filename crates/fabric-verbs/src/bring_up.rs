@@ -48,7 +48,7 @@ pub(crate) struct AccessibleMemory {
 
 /// A message of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Control {
+pub(crate) enum ControlMessage {
     /// An endpoint requests a connection.
     Offer(ConnectionEnd),
     /// The server's pair is connected and its memory is accessible.
@@ -96,7 +96,7 @@ fn take_end(message: &HandshakeMessage) -> Option<ConnectionEnd> {
     })
 }
 
-impl Control {
+impl ControlMessage {
     pub(crate) fn encode(&self) -> HandshakeMessage {
         let mut message = [0; MESSAGE_BYTES];
         match self {
@@ -164,26 +164,30 @@ mod tests {
     fn what_is_said_is_understood() {
         let lent = AccessibleMemory { rkey: 0x8765_4321, base: 0x7fff_0000_1000, bytes: 1 << 40 };
         for said in [
-            Control::Offer(END),
-            Control::Offer(ConnectionEnd { link: NetworkKind::InfiniBand, ..END }),
-            Control::Answer(END, lent),
-            Control::Fence { id: u64::MAX - 3, compute_server: 0xfedc },
-            Control::Fenced { id: 77 },
+            ControlMessage::Offer(END),
+            ControlMessage::Offer(ConnectionEnd { link: NetworkKind::InfiniBand, ..END }),
+            ControlMessage::Answer(END, lent),
+            ControlMessage::Fence { id: u64::MAX - 3, compute_server: 0xfedc },
+            ControlMessage::Fenced { id: 77 },
         ] {
-            assert_eq!(Control::decode(&said.encode()), Some(said));
+            assert_eq!(ControlMessage::decode(&said.encode()), Some(said));
         }
     }
 
     #[test]
     fn garbage_is_not_understood() {
-        assert_eq!(Control::decode(&[0; MESSAGE_BYTES]), None);
-        assert_eq!(Control::decode(&[0xff; MESSAGE_BYTES]), None);
+        assert_eq!(ControlMessage::decode(&[0; MESSAGE_BYTES]), None);
+        assert_eq!(ControlMessage::decode(&[0xff; MESSAGE_BYTES]), None);
         for (at, byte) in [(1, 0), (1, 3), (2, 0), (2, 6), (11, 1), (15, 1)] {
-            let mut message = Control::Offer(END).encode();
+            let mut message = ControlMessage::Offer(END).encode();
             message[at] = byte;
-            assert_eq!(Control::decode(&message), None, "byte {at}");
+            assert_eq!(ControlMessage::decode(&message), None, "byte {at}");
         }
         let lent = AccessibleMemory { rkey: 1, base: u64::MAX - 10, bytes: 4096 };
-        assert_eq!(Control::decode(&Control::Answer(END, lent).encode()), None, "it wraps");
+        assert_eq!(
+            ControlMessage::decode(&ControlMessage::Answer(END, lent).encode()),
+            None,
+            "it wraps"
+        );
     }
 }

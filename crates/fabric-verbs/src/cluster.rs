@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::device::{Adapter, DeviceChoice, RdmaUnavailable, RetryTimers};
+use crate::device::{DeviceChoice, RdmaAdapter, RdmaUnavailable, RetryTimers};
 use crate::endpoint::{Verbs, VerbsDriver};
 use crate::memory::ClusterRegistrations;
 use crate::server::{VerbsServer, VerbsServerConfig, WINDOW};
@@ -65,7 +65,7 @@ impl Default for VerbsConfig {
 pub struct VerbsClusterShared {
     pub(crate) config: VerbsConfig,
     pub(crate) peers: Peers,
-    pub(crate) adapter: Adapter,
+    pub(crate) adapter: RdmaAdapter,
     pub(crate) memory: ClusterRegistrations,
 }
 
@@ -89,7 +89,7 @@ impl VerbsCluster {
         token: &Token,
         config: VerbsConfig,
     ) -> Result<Self, RdmaUnavailable> {
-        let adapter = Adapter::open(&config.device)?;
+        let adapter = RdmaAdapter::open(&config.device)?;
         let servers = PeersConfig {
             role: PeerRole::MemoryServer,
             starts: ServerStarts::Once,

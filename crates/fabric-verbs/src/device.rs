@@ -4,7 +4,7 @@
 
 use crate::bring_up::{ConnectionEnd, NetworkKind};
 use crate::ffi;
-use crate::objects::{DeviceContext, Domain, Library, QueuePair, Registration};
+use crate::objects::{DeviceContext, ProtectionDomain, QueuePair, Registration, VerbsLibrary};
 use farleaf_fabric::Region;
 use farleaf_fabric::sync::Arc;
 use std::fs;
@@ -130,7 +130,7 @@ pub struct UsableDevice {
 /// # Errors
 /// [`RdmaUnavailable`], which states in one line what is missing.
 pub fn probe(choice: &DeviceChoice, bytes: usize) -> Result<UsableDevice, RdmaUnavailable> {
-    let adapter = Adapter::open(choice)?;
+    let adapter = RdmaAdapter::open(choice)?;
     let region = Region::new(bytes.next_multiple_of(4096).max(4096));
     let broken = |why| RdmaUnavailable::Broken {
         device: adapter.context().name.clone(),
@@ -165,8 +165,8 @@ pub(crate) struct DeviceLimits {
 
 /// An open device, with everything needed for connecting through it.
 #[derive(Debug)]
-pub(crate) struct Adapter {
-    pub(crate) domain: Arc<Domain>,
+pub(crate) struct RdmaAdapter {
+    pub(crate) domain: Arc<ProtectionDomain>,
     pub(crate) limits: DeviceLimits,
     port: u8,
     gid_index: u8,
@@ -176,9 +176,9 @@ pub(crate) struct Adapter {
     link: NetworkKind,
 }
 
-impl Adapter {
+impl RdmaAdapter {
     pub(crate) fn open(choice: &DeviceChoice) -> Result<Self, RdmaUnavailable> {
-        let library = Library::load(&choice.library)
+        let library = VerbsLibrary::load(&choice.library)
             .map_err(|why| RdmaUnavailable::Library { library: choice.library.clone(), why })?;
         let wanted = choice.device.as_deref();
         let opened = library.open(wanted).map_err(|why| RdmaUnavailable::Broken {
@@ -217,7 +217,7 @@ impl Adapter {
             return Err(RdmaUnavailable::Address { device, port: choice.port });
         };
         let gid = context.gid(choice.port, gid_index.into()).map_err(broken("the address"))?;
-        let domain = Domain::new(&context).map_err(broken("a protection domain"))?;
+        let domain = ProtectionDomain::new(&context).map_err(broken("a protection domain"))?;
         let count = |of_device: i32| usize::try_from(of_device).unwrap_or(0);
         let few = |of_device: i32| u8::try_from(of_device.clamp(1, 128)).unwrap_or(1);
         let limits = DeviceLimits {

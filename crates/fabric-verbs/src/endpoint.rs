@@ -5,15 +5,15 @@
 use crate::cluster::VerbsClusterShared;
 use crate::link::ServerQueues;
 use crate::memory::KnownRegistrations;
-use crate::objects::Channel;
+use crate::objects::CompletionChannel;
 use farleaf_fabric::any::AnyTransport;
-use farleaf_fabric::endpoint::dial::{DialledLink, Dials, reset_link};
+use farleaf_fabric::endpoint::dial::{DialingTransport, DialledLink, reset_link};
 use farleaf_fabric::endpoint::{
-    ClientReactor, Endpoint, EndpointDriver, EndpointInner, EndpointOp, Looks, NoHeldRead, OpSlot,
-    Peers, Settings, Transport,
+    ClientReactor, Endpoint, EndpointDriver, EndpointInner, EndpointOp, EndpointSettings,
+    NoHeldRead, OpSlot, Peers, PollingPolicy, Transport,
 };
 use farleaf_fabric::handshake::{PeerIdentity, PeerRole};
-use farleaf_fabric::provider::{Body, ClusterClock};
+use farleaf_fabric::provider::{ClusterClock, OpBody};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Buffer, BufferPool, FabricError, Message, ServerId};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -70,14 +70,14 @@ impl AnyTransport for Verbs {
 impl Transport for Verbs {
     type Cluster = VerbsClusterShared;
     type Error = io::Error;
-    type Source = Arc<Channel>;
+    type Source = Arc<CompletionChannel>;
     type Progress = VerbsProgress;
     type Link = DialledLink<ServerQueues>;
     type HeldRead = NoHeldRead;
 
-    fn settings(shared: &VerbsClusterShared) -> Settings {
+    fn settings(shared: &VerbsClusterShared) -> EndpointSettings {
         let config = &shared.config;
-        Settings {
+        EndpointSettings {
             role: PeerRole::ComputeServer,
             memory_servers: shared.peers.count(),
             depth: config.depth,
@@ -86,9 +86,9 @@ impl Transport for Verbs {
         }
     }
 
-    fn looks(shared: &VerbsClusterShared) -> Looks {
+    fn looks(shared: &VerbsClusterShared) -> PollingPolicy {
         let before_waiting = shared.config.looks_before_waiting;
-        Looks { before_waiting, in_memory: true, unheard: 1, short_wait_ns: 0 }
+        PollingPolicy { before_waiting, in_memory: true, unheard: 1, short_wait_ns: 0 }
     }
 
     fn clock(shared: &VerbsClusterShared) -> &ClusterClock {
@@ -99,14 +99,14 @@ impl Transport for Verbs {
         shared: &VerbsClusterShared,
         epoll: &OwnedFd,
         token: u64,
-    ) -> io::Result<Arc<Channel>> {
-        let channel = Channel::new(shared.adapter.context())?;
+    ) -> io::Result<Arc<CompletionChannel>> {
+        let channel = CompletionChannel::new(shared.adapter.context())?;
         let data = epoll::EventData::new_u64(token);
         epoll::add(epoll, &*channel, data, epoll::EventFlags::IN)?;
         Ok(channel)
     }
 
-    fn told(channel: &Arc<Channel>) -> Option<u64> {
+    fn told(channel: &Arc<CompletionChannel>) -> Option<u64> {
         channel.next_event()
     }
 
@@ -122,9 +122,9 @@ impl Transport for Verbs {
         Ok((Self { shared: Arc::clone(shared), known: RefCell::default(), words }, links))
     }
 
-    fn begin(&self, body: &Body) -> Result<VerbsProgress, FabricError> {
+    fn begin(&self, body: &OpBody) -> Result<VerbsProgress, FabricError> {
         let mut progress = VerbsProgress::default();
-        if let Body::CompareSwap { .. } | Body::FetchAdd { .. } = body {
+        if let OpBody::CompareSwap { .. } | OpBody::FetchAdd { .. } = body {
             // There is a word for each operation that may be in flight.
             let word = self.words.take(8).ok_or(FabricError::NoBuffer { bytes: 8 })?;
             progress.found = Some(word);
@@ -163,7 +163,7 @@ impl Transport for Verbs {
     }
 }
 
-impl Dials for Verbs {
+impl DialingTransport for Verbs {
     fn peers(&self) -> &Peers {
         &self.shared.peers
     }

@@ -12,10 +12,11 @@
 //! *Thread safety*: [`ServerLane::serve`] runs on one thread; any thread may call the rest.
 
 use crate::bring_up::ConnectionEnd;
-use crate::device::{Adapter, RdmaUnavailable, RetryTimers};
+use crate::device::{RdmaAdapter, RdmaUnavailable, RetryTimers};
 use crate::ffi::Wc;
 use crate::objects::{
-    Channel, Completions, QueueCapacity, QueuePair, RequestBatch, RequestOperation, SharedReceives,
+    CompletionChannel, Completions, QueueCapacity, QueuePair, RequestBatch, RequestOperation,
+    SharedReceives,
 };
 use crate::piece::{MessageKind, PIECE_BYTES, PieceHeader};
 use crate::places::BufferPlaces;
@@ -98,8 +99,8 @@ struct LaneState {
 
 #[derive(Debug)]
 pub(crate) struct ServerLane {
-    adapter: Arc<Adapter>,
-    channel: Arc<Channel>,
+    adapter: Arc<RdmaAdapter>,
+    channel: Arc<CompletionChannel>,
     completions: Arc<Completions>,
     receives: Arc<SharedReceives>,
     wake: WakeFd,
@@ -118,7 +119,7 @@ pub(crate) struct ServerLane {
 impl ServerLane {
     /// Creates a lane for `sessions` endpoints, or for fewer if the device has no room for so many.
     pub(crate) fn new(
-        adapter: &Arc<Adapter>,
+        adapter: &Arc<RdmaAdapter>,
         sessions: usize,
         window: usize,
         retry_timers: RetryTimers,
@@ -134,7 +135,7 @@ impl ServerLane {
             ));
         }
         let places = sessions * 2 * window;
-        let channel = Channel::new(adapter.context())?;
+        let channel = CompletionChannel::new(adapter.context())?;
         let completions = Completions::new(&channel, 2 * places, 0)?;
         let receives = SharedReceives::new(&adapter.domain, places)?;
         Ok(Self {

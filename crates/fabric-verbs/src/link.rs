@@ -10,16 +10,16 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use crate::bring_up::Control;
+use crate::bring_up::ControlMessage;
 use crate::endpoint::{Verbs, VerbsProgress};
 use crate::memory::KnownRegistrations;
 use crate::objects::RequestOperation;
 use crate::piece::{MessageKind, PIECE_BYTES, PieceHeader};
 use crate::wire::{PollEvent, QueuePairWire};
-use farleaf_fabric::endpoint::dial::{BringUpState, Carrier, ConnectionLost};
+use farleaf_fabric::endpoint::dial::{BringUpState, ConnectionLost, LinkCarrier};
 use farleaf_fabric::endpoint::{LinkContext, OpSlot};
 use farleaf_fabric::handshake::{HandshakeMessage, MessageAssembler, draw_epoch};
-use farleaf_fabric::provider::{Body, SocketRead, next_message};
+use farleaf_fabric::provider::{OpBody, SocketRead, next_message};
 use farleaf_fabric::{FabricError, MAX_MESSAGE_BYTES, Uncertainty};
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -44,12 +44,12 @@ pub struct ServerQueues {
     events: Vec<PollEvent>,
 }
 
-impl Carrier<Verbs> for ServerQueues {
+impl LinkCarrier<Verbs> for ServerQueues {
     #[inline]
     fn enqueue(&mut self, id: u64, slots: &mut VerbsOpSlots) -> bool {
         let queue = match slots.pending(id).map(|slot| &slot.body) {
-            Some(Body::Call(_)) => &mut self.calls,
-            Some(Body::Fence { .. }) => &mut self.fences,
+            Some(OpBody::Call(_)) => &mut self.calls,
+            Some(OpBody::Fence { .. }) => &mut self.fences,
             _ => &mut self.verbs,
         };
         queue.push_back(id);
@@ -72,7 +72,7 @@ impl Carrier<Verbs> for ServerQueues {
             let (channel, token) = (&context.reactor.source, context.token);
             let (depth, window) = (shared.config.depth, shared.config.window);
             let wire = QueuePairWire::new(&shared.adapter, channel, token, depth, window, psn)?;
-            socket.write_all(&Control::Offer(wire.own()).encode())?;
+            socket.write_all(&ControlMessage::Offer(wire.own()).encode())?;
             Ok(wire)
         };
         self.wire = Some(Box::new(offer().map_err(|_| ConnectionLost)?));
@@ -85,8 +85,8 @@ impl Carrier<Verbs> for ServerQueues {
         message: &HandshakeMessage,
         context: &LinkContext<'_, Verbs>,
     ) -> Result<BringUpState, ConnectionLost> {
-        let (Some(Control::Answer(peer, lent)), Some(wire)) =
-            (Control::decode(message), &mut self.wire)
+        let (Some(ControlMessage::Answer(peer, lent)), Some(wire)) =
+            (ControlMessage::decode(message), &mut self.wire)
         else {
             return Err(ConnectionLost);
         };
@@ -108,11 +108,11 @@ impl Carrier<Verbs> for ServerQueues {
                 SocketRead::Nothing => return Ok(()),
                 SocketRead::End => return Err(ConnectionLost),
             };
-            let Some(Control::Fenced { id }) = Control::decode(&message) else {
+            let Some(ControlMessage::Fenced { id }) = ControlMessage::decode(&message) else {
                 return Err(ConnectionLost);
             };
             match slots.pending(id).map(|slot| &slot.body) {
-                Some(Body::Fence { .. }) => slots.end(id, Ok(()), context.resources),
+                Some(OpBody::Fence { .. }) => slots.end(id, Ok(()), context.resources),
                 Some(_) => return Err(ConnectionLost),
                 None => {}
             }
@@ -134,7 +134,7 @@ impl Carrier<Verbs> for ServerQueues {
                 PollEvent::Done(id) => {
                     if let Some(slot) = slots.pending(id) {
                         if let Some(found) = slot.progress.found.take() {
-                            slot.body = Body::Found(found.get(0));
+                            slot.body = OpBody::Found(found.get(0));
                         }
                         slots.end(id, Ok(()), context.resources);
                     }
@@ -159,9 +159,11 @@ impl Carrier<Verbs> for ServerQueues {
         let Some(wire) = &mut self.wire else { return Ok(()) };
         let mut good = true;
         while let Some(id) = self.fences.pop_front() {
-            if let Some(OpSlot { body: Body::Fence { compute_server }, .. }) = slots.pending(id) {
+            if let Some(OpSlot { body: OpBody::Fence { compute_server }, .. }) = slots.pending(id) {
                 let compute_server = *compute_server;
-                good &= socket.write_all(&Control::Fence { id, compute_server }.encode()).is_ok();
+                good &= socket
+                    .write_all(&ControlMessage::Fence { id, compute_server }.encode())
+                    .is_ok();
             }
         }
         let known = &mut *context.transport.known.borrow_mut();
@@ -188,7 +190,8 @@ impl Carrier<Verbs> for ServerQueues {
                 continue;
             }
             let Some(&id) = self.calls.front() else { break };
-            let Some(OpSlot { body: Body::Call(request), progress, .. }) = slots.pending(id) else {
+            let Some(OpSlot { body: OpBody::Call(request), progress, .. }) = slots.pending(id)
+            else {
                 self.calls.pop_front();
                 continue;
             };
@@ -242,8 +245,10 @@ fn post_verb(
     Verbs { shared, .. }: &Verbs,
 ) -> Result<(), FabricError> {
     let (at, buffer) = match (&slot.body, &slot.progress.found) {
-        (Body::Read { at, into: buffer } | Body::Write { at, from: buffer }, _) => (*at, buffer),
-        (Body::CompareSwap { at, .. } | Body::FetchAdd { at, .. }, Some(found)) => (*at, found),
+        (OpBody::Read { at, into: buffer } | OpBody::Write { at, from: buffer }, _) => {
+            (*at, buffer)
+        }
+        (OpBody::CompareSwap { at, .. } | OpBody::FetchAdd { at, .. }, Some(found)) => (*at, found),
         (other, _) => unreachable!("only verbs are queued as such, not {other:?}"),
     };
     let (bytes, lent) = (buffer.bytes(), wire.lent);
@@ -258,11 +263,11 @@ fn post_verb(
     let local = local.map_err(|_| FabricError::NoBuffer { bytes })?;
     let (at, rkey) = (lent.base + at.offset(), lent.rkey);
     let operation = match slot.body {
-        Body::Write { .. } => RequestOperation::Write { at, rkey },
-        Body::CompareSwap { expected, new, .. } => {
+        OpBody::Write { .. } => RequestOperation::Write { at, rkey },
+        OpBody::CompareSwap { expected, new, .. } => {
             RequestOperation::CompareSwap { at, rkey, expected, new }
         }
-        Body::FetchAdd { delta, .. } => RequestOperation::FetchAdd { at, rkey, delta },
+        OpBody::FetchAdd { delta, .. } => RequestOperation::FetchAdd { at, rkey, delta },
         _ => RequestOperation::Read { at, rkey },
     };
     wire.push(id, operation, local);
@@ -286,7 +291,7 @@ fn take_message(
     // A call that has ended no longer has a slot.
     let Some(slot) = slots.pending(id) else { return true };
     let (server, call) = (slot.server, &mut slot.progress);
-    if !matches!(slot.body, Body::Call(_)) {
+    if !matches!(slot.body, OpBody::Call(_)) {
         return false;
     }
     let whole = header.whole as usize;
@@ -308,7 +313,7 @@ fn take_message(
             if call.reply.len() < whole {
                 return true;
             }
-            slot.body = Body::Call(std::mem::take(&mut call.reply));
+            slot.body = OpBody::Call(std::mem::take(&mut call.reply));
             context.resources.counters.count_rpc_reply(whole);
             slots.end(id, Ok(()), context.resources);
         }

@@ -9,8 +9,8 @@
 //! *Thread safety*: [`ClusterRegistrations`] is for any number of threads; [`KnownRegistrations`]
 //! belongs to one endpoint.
 
-use crate::device::{Adapter, RdmaUnavailable};
-use crate::objects::{Local, Registration, address_of};
+use crate::device::{RdmaAdapter, RdmaUnavailable};
+use crate::objects::{LocalMemory, Registration, address_of};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Buffer, Region};
 
@@ -26,7 +26,7 @@ fn is_of_use(registration: &Arc<Registration>) -> bool {
 impl ClusterRegistrations {
     fn find(
         &self,
-        adapter: &Adapter,
+        adapter: &RdmaAdapter,
         region: &Arc<Region>,
     ) -> Result<Arc<Registration>, RdmaUnavailable> {
         let mut all = lock(&self.0);
@@ -52,9 +52,9 @@ impl KnownRegistrations {
     pub(crate) fn local(
         &mut self,
         memory: &ClusterRegistrations,
-        adapter: &Adapter,
+        adapter: &RdmaAdapter,
         buffer: &Buffer,
-    ) -> Result<Local, RdmaUnavailable> {
+    ) -> Result<LocalMemory, RdmaUnavailable> {
         let region = buffer.memory();
         let found = self.list.iter().find(|known| Arc::ptr_eq(known.region(), region));
         let lkey = match found {
@@ -66,6 +66,6 @@ impl KnownRegistrations {
             }
         };
         let bytes = u32::try_from(buffer.bytes()).unwrap_or(u32::MAX);
-        Ok(Local { address: address_of(buffer.words()), bytes, lkey })
+        Ok(LocalMemory { address: address_of(buffer.words()), bytes, lkey })
     }
 }

@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 
 /// The loaded libibverbs.
-pub(crate) struct Library {
+pub(crate) struct VerbsLibrary {
     functions: ffi::Functions,
     /// Never unloaded, because its drivers keep state in the process.
     _library: ManuallyDrop<libloading::Library>,
@@ -40,7 +40,7 @@ fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(io::Error::last_os_error)
 }
 
-impl Library {
+impl VerbsLibrary {
     /// Loads `name`; the error states why that failed.
     pub(crate) fn load(name: &str) -> Result<Arc<Self>, String> {
         // SAFETY: the initializers of libibverbs need nothing that a Rust program does not have.
@@ -96,7 +96,7 @@ impl Library {
 
 /// An open device, with the functions of its data path.
 pub(crate) struct DeviceContext {
-    library: Arc<Library>,
+    library: Arc<VerbsLibrary>,
     raw: NonNull<ffi::IbvContext>,
     pub(crate) name: String,
     poll_cq: ffi::PollCq,
@@ -107,7 +107,11 @@ pub(crate) struct DeviceContext {
 }
 
 impl DeviceContext {
-    fn new(library: Arc<Library>, raw: NonNull<ffi::IbvContext>, name: String) -> io::Result<Self> {
+    fn new(
+        library: Arc<VerbsLibrary>,
+        raw: NonNull<ffi::IbvContext>,
+        name: String,
+    ) -> io::Result<Self> {
         // SAFETY: the context is open, and its function table no longer changes.
         let table = unsafe { raw.as_ref() };
         let missing = || io::Error::from(io::ErrorKind::Unsupported);
@@ -166,12 +170,12 @@ impl Drop for DeviceContext {
 }
 
 /// A protection domain: requests of its queue pairs may only use memory of the same domain.
-pub(crate) struct Domain {
+pub(crate) struct ProtectionDomain {
     context: Arc<DeviceContext>,
     raw: NonNull<ffi::Pd>,
 }
 
-impl Domain {
+impl ProtectionDomain {
     pub(crate) fn new(context: &Arc<DeviceContext>) -> io::Result<Arc<Self>> {
         // SAFETY: the context is open.
         let raw = made(unsafe { (context.functions().alloc_pd)(context.raw.as_ptr()) })?;
@@ -183,7 +187,7 @@ impl Domain {
     }
 }
 
-impl Drop for Domain {
+impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: the domain is allocated, and everything created from it is gone (J1).
         let _ = unsafe { (self.context.functions().dealloc_pd)(self.raw.as_ptr()) };
@@ -192,7 +196,7 @@ impl Drop for Domain {
 
 /// A region that the device may access.
 pub(crate) struct Registration {
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     raw: NonNull<ffi::Mr>,
     region: Arc<Region>,
     pub(crate) lkey: u32,
@@ -202,7 +206,11 @@ pub(crate) struct Registration {
 impl Registration {
     /// Registers all of `region`; with access for peers if `shared`. Its pages are pinned from now
     /// on.
-    pub(crate) fn new(domain: &Arc<Domain>, region: Arc<Region>, shared: bool) -> io::Result<Self> {
+    pub(crate) fn new(
+        domain: &Arc<ProtectionDomain>,
+        region: Arc<Region>,
+        shared: bool,
+    ) -> io::Result<Self> {
         let remote = ffi::ACCESS_REMOTE_READ | ffi::ACCESS_REMOTE_WRITE | ffi::ACCESS_REMOTE_ATOMIC;
         let access = ffi::ACCESS_LOCAL_WRITE | if shared { remote } else { 0 };
         let words = region.words().as_ptr().cast_mut();
@@ -246,12 +254,12 @@ pub(crate) fn address_of(words: &[farleaf_fabric::sync::AtomicU64]) -> u64 {
 
 /// The channel on which completion queues report events; its descriptor is readable while there are
 /// any.
-pub struct Channel {
+pub struct CompletionChannel {
     context: Arc<DeviceContext>,
     raw: NonNull<ffi::CompChannel>,
 }
 
-impl Channel {
+impl CompletionChannel {
     pub(crate) fn new(context: &Arc<DeviceContext>) -> io::Result<Arc<Self>> {
         let functions = context.functions();
         // SAFETY: the context is open.
@@ -279,7 +287,7 @@ impl Channel {
     }
 }
 
-impl AsFd for Channel {
+impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel exists.
         let fd = unsafe { self.raw.as_ref() }.fd;
@@ -288,7 +296,7 @@ impl AsFd for Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for CompletionChannel {
     fn drop(&mut self) {
         // SAFETY: the channel exists, and no queue uses it any more (J1).
         let _ = unsafe { (self.context.functions().destroy_comp_channel)(self.raw.as_ptr()) };
@@ -297,13 +305,17 @@ impl Drop for Channel {
 
 /// A completion queue.
 pub(crate) struct Completions {
-    channel: Arc<Channel>,
+    channel: Arc<CompletionChannel>,
     raw: NonNull<ffi::Cq>,
 }
 
 impl Completions {
     /// Creates a queue with room for `room` completions; its events carry `token`.
-    pub(crate) fn new(channel: &Arc<Channel>, room: usize, token: u64) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(
+        channel: &Arc<CompletionChannel>,
+        room: usize,
+        token: u64,
+    ) -> io::Result<Arc<Self>> {
         let context = &channel.context;
         let room = c_int::try_from(room).map_err(io::Error::other)?;
         let token = std::ptr::without_provenance_mut(token as usize);
@@ -340,20 +352,20 @@ impl Drop for Completions {
 
 /// The local memory of one request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Local {
+pub(crate) struct LocalMemory {
     pub(crate) address: u64,
     pub(crate) bytes: u32,
     pub(crate) lkey: u32,
 }
 
-impl Local {
+impl LocalMemory {
     fn element(self) -> ffi::Sge {
         ffi::Sge { addr: self.address, length: self.bytes, lkey: self.lkey }
     }
 }
 
 fn receive(
-    local: Local,
+    local: LocalMemory,
     id: u64,
     post: impl FnOnce(*mut ffi::RecvWr, *mut *mut ffi::RecvWr) -> c_int,
 ) -> io::Result<()> {
@@ -366,12 +378,12 @@ fn receive(
 
 /// A queue of places for messages, shared by the queue pairs of a server thread.
 pub(crate) struct SharedReceives {
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     raw: NonNull<ffi::Srq>,
 }
 
 impl SharedReceives {
-    pub(crate) fn new(domain: &Arc<Domain>, room: usize) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(domain: &Arc<ProtectionDomain>, room: usize) -> io::Result<Arc<Self>> {
         let max_wr = u32::try_from(room).map_err(io::Error::other)?;
         let mut wanted =
             ffi::SrqInitAttr { srq_context: null_mut(), max_wr, max_sge: 1, srq_limit: 0 };
@@ -382,7 +394,7 @@ impl SharedReceives {
     }
 
     /// Lends a place for one message; its completion has `id`.
-    pub(crate) fn post(&self, local: Local, id: u64) -> io::Result<()> {
+    pub(crate) fn post(&self, local: LocalMemory, id: u64) -> io::Result<()> {
         receive(local, id, |request, bad| {
             // SAFETY: the queue exists, and the library reads a list of one request, which does not
             // move.
@@ -427,7 +439,13 @@ impl RequestBatch {
     }
 
     /// Adds a request. Its completion has `id`, and is only reported if `told`.
-    pub(crate) fn push(&mut self, id: u64, operation: RequestOperation, local: Local, told: bool) {
+    pub(crate) fn push(
+        &mut self,
+        id: u64,
+        operation: RequestOperation,
+        local: LocalMemory,
+        told: bool,
+    ) {
         let (opcode, remote) = match operation {
             RequestOperation::Send => (ffi::WR_SEND, ffi::SendWr::EMPTY.remote),
             RequestOperation::Read { at, rkey } => (ffi::WR_RDMA_READ, rdma(at, rkey)),
@@ -470,7 +488,7 @@ pub(crate) struct QueueCapacity {
 
 /// One end of a reliable connection.
 pub(crate) struct QueuePair {
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     raw: NonNull<ffi::Qp>,
     _completions: Arc<Completions>,
     _shared_receives: Option<Arc<SharedReceives>>,
@@ -479,7 +497,7 @@ pub(crate) struct QueuePair {
 
 impl QueuePair {
     pub(crate) fn new(
-        domain: &Arc<Domain>,
+        domain: &Arc<ProtectionDomain>,
         completions: &Arc<Completions>,
         shared_receives: Option<Arc<SharedReceives>>,
         room: QueueCapacity,
@@ -556,7 +574,7 @@ impl QueuePair {
     }
 
     /// Lends a place for one message; its completion has `id`.
-    pub(crate) fn post_receive(&self, local: Local, id: u64) -> io::Result<()> {
+    pub(crate) fn post_receive(&self, local: LocalMemory, id: u64) -> io::Result<()> {
         receive(local, id, |request, bad| {
             // SAFETY: the pair exists, and the library reads a list of one request, which does not
             // move.
@@ -587,13 +605,13 @@ macro_rules! any_thread {
     )*};
 }
 
-any_thread!(DeviceContext Domain Registration Channel Completions SharedReceives QueuePair);
+any_thread!(DeviceContext ProtectionDomain Registration CompletionChannel Completions SharedReceives QueuePair);
 
 // SAFETY: a batch has valid pointers only while `QueuePair::post` runs.
 unsafe impl Send for RequestBatch {}
 
-impl std::fmt::Debug for Library {
+impl std::fmt::Debug for VerbsLibrary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Library").finish_non_exhaustive()
+        f.debug_struct("VerbsLibrary").finish_non_exhaustive()
     }
 }

@@ -3,9 +3,9 @@
 //! the unit tests and `--ignored`.
 
 use crate::bring_up::AccessibleMemory;
-use crate::device::{Adapter, DeviceChoice, RetryTimers};
+use crate::device::{DeviceChoice, RdmaAdapter, RetryTimers};
 use crate::lane::ServerLane;
-use crate::objects::{Channel, Local, Registration, RequestOperation, address_of};
+use crate::objects::{CompletionChannel, LocalMemory, Registration, RequestOperation, address_of};
 use crate::piece::{MessageKind, PieceHeader};
 use crate::wire::{PollEvent, QueuePairWire};
 use farleaf_fabric::Region;
@@ -14,22 +14,22 @@ use farleaf_fabric::sync::{Arc, Ordering};
 const BYTES: u64 = 8192;
 
 /// A server's memory and lane, and the information that an endpoint needs to reach them.
-struct Both {
-    adapter: Arc<Adapter>,
+struct ServerAndLane {
+    adapter: Arc<RdmaAdapter>,
     lane: ServerLane,
     memory: Registration,
-    channel: Arc<Channel>,
+    channel: Arc<CompletionChannel>,
     own: Registration,
 }
 
-impl Both {
+impl ServerAndLane {
     fn new() -> Self {
-        let adapter = Arc::new(Adapter::open(&DeviceChoice::default()).unwrap());
+        let adapter = Arc::new(RdmaAdapter::open(&DeviceChoice::default()).unwrap());
         let region = |bytes| Arc::new(Region::new(bytes).unwrap());
         let memory = adapter.register(region(BYTES as usize), true).unwrap();
         let own = adapter.register(region(4096), false).unwrap();
         let lane = ServerLane::new(&adapter, 16, 4, RetryTimers::default()).unwrap();
-        let channel = Channel::new(adapter.context()).unwrap();
+        let channel = CompletionChannel::new(adapter.context()).unwrap();
         Self { adapter, lane, memory, channel, own }
     }
 
@@ -51,11 +51,15 @@ impl Both {
         (wire, peer.pair)
     }
 
-    fn local(&self) -> Local {
-        Local { address: address_of(self.own.region().words()), bytes: 64, lkey: self.own.lkey }
+    fn local(&self) -> LocalMemory {
+        LocalMemory {
+            address: address_of(self.own.region().words()),
+            bytes: 64,
+            lkey: self.own.lkey,
+        }
     }
 
-    fn write(&self, at: u64, rkey: u32) -> (RequestOperation, Local) {
+    fn write(&self, at: u64, rkey: u32) -> (RequestOperation, LocalMemory) {
         (RequestOperation::Write { at, rkey }, self.local())
     }
 }
@@ -74,7 +78,7 @@ fn next(wire: &mut QueuePairWire) -> Result<Vec<PollEvent>, String> {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn wrong_requests_reach_nothing() {
-    let both = Both::new();
+    let both = ServerAndLane::new();
     let (base, rkey) = (both.memory.address(), both.memory.rkey);
     both.own.region().words().iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
     for (at, key) in [
@@ -114,14 +118,14 @@ fn wrong_requests_reach_nothing() {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn what_completes_settles_what_was_before() {
-    let both = Both::new();
+    let both = ServerAndLane::new();
     let mut wire = both.connect();
     let mut due = 0;
     for round in 0..20 {
         let mut posted = 0;
         while wire.has_room() {
             let at = both.memory.address() + 8 * posted;
-            let local = Local { bytes: 8, ..both.local() };
+            let local = LocalMemory { bytes: 8, ..both.local() };
             let add = RequestOperation::FetchAdd { at, rkey: both.memory.rkey, delta: 1 };
             wire.push(round * 1000 + posted, add, local);
             posted += 1;
@@ -146,7 +150,7 @@ fn what_completes_settles_what_was_before() {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn garbage_costs_its_sender_the_connection() {
-    let both = Both::new();
+    let both = ServerAndLane::new();
     let service = farleaf_fabric::conformance::TestService::new(4096);
     std::thread::scope(|scope| {
         let server = scope.spawn(|| both.lane.serve(&*service, 0));

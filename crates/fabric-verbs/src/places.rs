@@ -3,8 +3,8 @@
 //! *Thread safety*: the words are atomics; the owner of the places decides which thread uses which
 //! place.
 
-use crate::device::{Adapter, RdmaUnavailable};
-use crate::objects::{Local, Registration, address_of};
+use crate::device::{RdmaAdapter, RdmaUnavailable};
+use crate::objects::{LocalMemory, Registration, address_of};
 use crate::piece::{HEADER_BYTES, MESSAGE_BYTES, PieceHeader};
 use farleaf_fabric::Region;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ pub(crate) struct BufferPlaces(Registration);
 
 impl BufferPlaces {
     /// Allocates and registers places for `count` messages.
-    pub(crate) fn new(adapter: &Adapter, count: usize) -> Result<Self, RdmaUnavailable> {
+    pub(crate) fn new(adapter: &RdmaAdapter, count: usize) -> Result<Self, RdmaUnavailable> {
         let bytes = (count * MESSAGE_BYTES).next_multiple_of(4096);
         let region = Region::new(bytes).map_err(|why| RdmaUnavailable::Broken {
             device: adapter.context().name.clone(),
@@ -32,18 +32,18 @@ impl BufferPlaces {
     }
 
     /// The whole of a place, for receiving into.
-    pub(crate) fn whole(&self, place: usize) -> Local {
+    pub(crate) fn whole(&self, place: usize) -> LocalMemory {
         self.local(place, MESSAGE_BYTES)
     }
 
-    fn local(&self, place: usize, bytes: usize) -> Local {
+    fn local(&self, place: usize, bytes: usize) -> LocalMemory {
         let address = address_of(self.words(place));
-        Local { address, bytes: bytes as u32, lkey: self.0.lkey }
+        LocalMemory { address, bytes: bytes as u32, lkey: self.0.lkey }
     }
 
     /// Writes a message into a place: `header`, and the piece of `whole` that it describes. Returns
     /// the memory to send.
-    pub(crate) fn put(&self, place: usize, header: &PieceHeader, whole: &[u8]) -> Local {
+    pub(crate) fn put(&self, place: usize, header: &PieceHeader, whole: &[u8]) -> LocalMemory {
         // Without a piece, `first` may point anywhere.
         let piece = match header.length {
             0 => &[],

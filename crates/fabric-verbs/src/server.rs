@@ -11,7 +11,7 @@
 //! *Thread safety*: the handle is for any number of threads.
 
 use crate::acceptor::{AcceptorShared, QueuePairAcceptor};
-use crate::device::{Adapter, DeviceChoice, RetryTimers};
+use crate::device::{DeviceChoice, RdmaAdapter, RetryTimers};
 use crate::lane::ServerLane;
 use farleaf_fabric::RpcService;
 use farleaf_fabric::handshake::{PeerIdentity, PeerRole, Token, draw_epoch};
@@ -98,7 +98,7 @@ impl VerbsServer {
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
-        let adapter = Arc::new(Adapter::open(&config.device)?);
+        let adapter = Arc::new(RdmaAdapter::open(&config.device)?);
         let memory = adapter.register(Arc::clone(service.region()), true)?;
         let threads = config.threads.max(1);
         let each = config.connections.div_ceil(threads);

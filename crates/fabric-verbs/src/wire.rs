@@ -12,10 +12,11 @@
 //! *Thread safety*: an endpoint's thread.
 
 use crate::bring_up::{AccessibleMemory, ConnectionEnd};
-use crate::device::{Adapter, RetryTimers};
+use crate::device::{RdmaAdapter, RetryTimers};
 use crate::ffi::Wc;
 use crate::objects::{
-    Channel, Completions, Local, QueueCapacity, QueuePair, RequestBatch, RequestOperation,
+    CompletionChannel, Completions, LocalMemory, QueueCapacity, QueuePair, RequestBatch,
+    RequestOperation,
 };
 use crate::piece::PieceHeader;
 use crate::places::BufferPlaces;
@@ -32,7 +33,7 @@ const COMPLETIONS: usize = 32;
 
 /// The purpose of a request in the send queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flight {
+enum RequestPurpose {
     /// The operation with this id.
     Verb(u64),
     /// The message with this number of the window.
@@ -60,7 +61,7 @@ pub(crate) struct QueuePairWire {
     /// Capacity of the send queue.
     room: usize,
     /// Requests in flight, in posting order; `first_flight` is the number of the first.
-    flights: VecDeque<Flight>,
+    flights: VecDeque<RequestPurpose>,
     first_flight: u64,
     batch: RequestBatch,
     /// Requests since the last signaled one.
@@ -79,8 +80,8 @@ impl QueuePairWire {
     /// Creates a queue pair that is not connected yet, with room for `depth` verbs and `window`
     /// messages. Its events carry `token`.
     pub(crate) fn new(
-        adapter: &Adapter,
-        channel: &Arc<Channel>,
+        adapter: &RdmaAdapter,
+        channel: &Arc<CompletionChannel>,
         token: u64,
         depth: usize,
         window: usize,
@@ -120,7 +121,7 @@ impl QueuePairWire {
     /// Connects to the server's end, which is ready.
     pub(crate) fn connect(
         &mut self,
-        adapter: &Adapter,
+        adapter: &RdmaAdapter,
         peer: ConnectionEnd,
         lent: AccessibleMemory,
         retry_timers: RetryTimers,
@@ -138,8 +139,8 @@ impl QueuePairWire {
 
     /// Adds an operation to the batch.
     #[inline]
-    pub(crate) fn push(&mut self, id: u64, operation: RequestOperation, local: Local) {
-        self.add(Flight::Verb(id), operation, local);
+    pub(crate) fn push(&mut self, id: u64, operation: RequestOperation, local: LocalMemory) {
+        self.add(RequestPurpose::Verb(id), operation, local);
     }
 
     /// Whether another message can be sent.
@@ -154,10 +155,10 @@ impl QueuePairWire {
         let local = self.places.put(self.window + number, header, whole);
         self.numbers[number] = (false, false);
         self.awaited.push_back(number);
-        self.add(Flight::Message(number), RequestOperation::Send, local);
+        self.add(RequestPurpose::Message(number), RequestOperation::Send, local);
     }
 
-    fn add(&mut self, flight: Flight, operation: RequestOperation, local: Local) {
+    fn add(&mut self, flight: RequestPurpose, operation: RequestOperation, local: LocalMemory) {
         let id = self.first_flight + self.flights.len() as u64;
         self.untold += 1;
         let told = self.untold >= TOLD.min((self.room / 2).max(1));
@@ -210,8 +211,8 @@ impl QueuePairWire {
             let Some(flight) = self.flights.pop_front() else { return };
             self.first_flight += 1;
             match flight {
-                Flight::Verb(id) => events.push(PollEvent::Done(id)),
-                Flight::Message(number) => {
+                RequestPurpose::Verb(id) => events.push(PollEvent::Done(id)),
+                RequestPurpose::Message(number) => {
                     self.numbers[number].0 = true;
                     self.free(number);
                 }

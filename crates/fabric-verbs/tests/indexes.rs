@@ -7,7 +7,7 @@ use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOpt
 use farleaf_fabric_verbs::VerbsConfig;
 use farleaf_page::Fixed8;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
 use farleaf_trees::hybrid::{Hybrid, HybridOptions};
@@ -29,7 +29,7 @@ fn thirds() -> Vec<u64> {
 fn coarse_on_verbs() {
     let provider = &VerbsConfig::default();
     let options = CoarseOptions { partitioning: Partitioning::Range { boundaries: thirds() } };
-    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: servers() };
     conformance::run::<Tiny, Coarse, _>(&setup);
 }
 
@@ -38,7 +38,7 @@ fn coarse_on_verbs() {
 fn fine_on_verbs() {
     let provider = &VerbsConfig::default();
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
-    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: servers() };
     conformance::run::<Tiny, Fine, _>(&setup);
 }
 
@@ -48,7 +48,7 @@ fn hybrid_on_verbs() {
     let provider = &VerbsConfig::default();
     let partitioning = Partitioning::Range { boundaries: thirds() };
     let options = HybridOptions { chunk_nodes_log2: 4, partitioning };
-    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: servers() };
     conformance::run::<Tiny, Hybrid, _>(&setup);
 }
 
@@ -63,7 +63,7 @@ fn dex_on_verbs() {
         placement_level: 1,
         ..DexOptions::with_boundaries(thirds(), few)
     };
-    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: servers() };
     conformance::run::<Tiny, Dex, _>(&setup);
 }
 
@@ -73,7 +73,8 @@ fn dex_on_verbs() {
 fn dlsm_on_verbs() {
     let provider = &VerbsConfig::default();
     let tree = DlsmOptions::tiny();
-    let setup = Setup { provider, options: tree.clone(), memory_servers: 3, server: servers() };
+    let setup =
+        SuiteSetup { provider, options: tree.clone(), memory_servers: 3, server: servers() };
     conformance::run::<Tiny, Dlsm, _>(&setup);
     conformance::run_with_background::<Tiny, Dlsm, _>(&setup);
     let each = DlsmServerOptions { tree, ..DlsmServerOptions::default() };
@@ -81,7 +82,7 @@ fn dlsm_on_verbs() {
         within: vec![u64::MAX / 4, u64::MAX / 4 * 3],
         ..ShardedOptions::with_boundaries(vec![u64::MAX / 2], each)
     };
-    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: servers() };
     conformance::run_with_background::<Tiny, ShardedDlsm, _>(&setup);
 }
 
@@ -97,6 +98,6 @@ fn dex_offloading_on_verbs() {
         placement_level: 2,
         ..DexOptions::with_boundaries(vec![u64::MAX / 2], few)
     };
-    let setup = Setup { provider, options, memory_servers: 3, server: servers() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: servers() };
     conformance::run::<Tiny, Dex, _>(&setup);
 }

@@ -11,7 +11,7 @@
 //! *Thread safety*: the same as for the providers.
 
 #[cfg(not(any(loom, shuttle)))]
-use crate::endpoint::{Detached, Endpoint, EndpointOp, NoHeldRead, Transport};
+use crate::endpoint::{DetachedOp, Endpoint, EndpointOp, NoHeldRead, Transport};
 use crate::local::{LocalFabric, LocalOp};
 #[cfg(not(any(loom, shuttle)))]
 use crate::shm::{Shm, ShmFabric};
@@ -49,7 +49,7 @@ pub enum AnyFabric {
 
 /// An endpoint of a provider outside this crate.
 #[derive(Clone)]
-pub struct OtherFabric(Rc<dyn Erased>);
+pub struct OtherFabric(Rc<dyn ErasedFabric>);
 
 impl Debug for OtherFabric {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,7 +71,7 @@ enum AnyOpState<T> {
     #[cfg(not(any(loom, shuttle)))]
     Shm(EndpointOp<T, Shm>),
     #[cfg(not(any(loom, shuttle)))]
-    Detached(Detached<T>),
+    Detached(DetachedOp<T>),
     Other(OtherOp<T>),
 }
 
@@ -103,7 +103,7 @@ impl<T: 'static> Future for AnyOp<T> {
 }
 
 /// [`Fabric`] as an object.
-trait Erased {
+trait ErasedFabric {
     fn read(&self, at: GlobalAddr, into: Buffer) -> AnyOp<Buffer>;
     fn write(&self, at: GlobalAddr, from: Buffer) -> AnyOp<Buffer>;
     fn compare_swap(&self, at: GlobalAddr, expected: u64, new: u64) -> AnyOp<u64>;
@@ -129,7 +129,7 @@ trait Erased {
 
 /// A provider's endpoint as an object, and how its operations become [`AnyOp`]s. Not the endpoint
 /// itself, which has functions of these names.
-struct Foreign<F, B>(F, B);
+struct ForeignEndpoint<F, B>(F, B);
 
 /// How the operations of an endpoint become [`AnyOp`]s.
 trait OpConverter<F: Fabric> {
@@ -154,7 +154,7 @@ impl<X: Transport<HeldRead = NoHeldRead>> OpConverter<Endpoint<X>> for Unsized {
     }
 }
 
-impl<F: Fabric, B: OpConverter<F>> Erased for Foreign<F, B> {
+impl<F: Fabric, B: OpConverter<F>> ErasedFabric for ForeignEndpoint<F, B> {
     fn read(&self, at: GlobalAddr, into: Buffer) -> AnyOp<Buffer> {
         self.1.become_any(self.0.read(at, into))
     }
@@ -283,12 +283,12 @@ impl AnyFabric {
     /// An endpoint of a transport outside this crate.
     #[cfg(not(any(loom, shuttle)))]
     pub fn detached(endpoint: Endpoint<impl Transport<HeldRead = NoHeldRead>>) -> Self {
-        Self::Other(OtherFabric(Rc::new(Foreign(endpoint, Unsized))))
+        Self::Other(OtherFabric(Rc::new(ForeignEndpoint(endpoint, Unsized))))
     }
 
     /// Any endpoint, which then neither charges work nor breaks rules.
     pub fn other(fabric: impl Fabric) -> Self {
-        Self::Other(OtherFabric(Rc::new(Foreign(fabric, Boxed))))
+        Self::Other(OtherFabric(Rc::new(ForeignEndpoint(fabric, Boxed))))
     }
 
     /// The endpoint of a simulated cluster, if it is one.

@@ -6,7 +6,7 @@ use crate::{Buffer, GlobalAddr, Message};
 
 /// The parameters of an operation, and later its result.
 #[derive(Debug)]
-pub enum Body {
+pub enum OpBody {
     /// A READ.
     Read {
         /// The first byte to read.
@@ -50,7 +50,7 @@ pub enum Body {
     Taken,
 }
 
-impl Body {
+impl OpBody {
     /// Whether this is a one-sided verb.
     pub fn is_verb(&self) -> bool {
         matches!(

@@ -602,13 +602,13 @@ mod tests {
     #[test]
     fn a_killed_group_is_dropped() {
         let dropped = Rc::new(Cell::new(false));
-        struct Flag(Rc<Cell<bool>>);
-        impl Drop for Flag {
+        struct WakeFlag(Rc<Cell<bool>>);
+        impl Drop for WakeFlag {
             fn drop(&mut self) {
                 self.0.set(true);
             }
         }
-        let flag = Flag(Rc::clone(&dropped));
+        let flag = WakeFlag(Rc::clone(&dropped));
         let mut executor = Executor::new();
         executor.spawn(7, async move {
             let _flag = flag;

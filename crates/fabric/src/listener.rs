@@ -155,7 +155,7 @@ struct ListenerSlot<C> {
 
 /// State of a connection after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Greeting {
+pub enum GreetingState {
     /// The handshake continues.
     Pending,
     /// The peer has proven itself; the server must admit or refuse it. The number is its fence
@@ -388,16 +388,16 @@ impl<C: Admitted> Acceptor<C> {
 
     /// Continues a connection's handshake after an event on its socket, if the handshake is not
     /// over.
-    pub fn hear(&mut self, place: AcceptorPlace) -> Greeting {
+    pub fn hear(&mut self, place: AcceptorPlace) -> GreetingState {
         loop {
             let now_ns = self.listener.clock.now_ns();
-            let Some(peer) = self.peer_mut(place) else { return Greeting::Ended };
+            let Some(peer) = self.peer_mut(place) else { return GreetingState::Ended };
             let ListenerSlotState::Handshake { responder, gather } = &mut peer.state else {
-                return Greeting::Admitted;
+                return GreetingState::Admitted;
             };
             let message = match next_message(&mut peer.socket, gather) {
                 SocketRead::Message(message) => message,
-                SocketRead::Nothing => return Greeting::Pending,
+                SocketRead::Nothing => return GreetingState::Pending,
                 SocketRead::End => break,
             };
             match responder.receive(&message, now_ns) {
@@ -409,7 +409,7 @@ impl<C: Admitted> Acceptor<C> {
                     }
                 }
                 Ok(ResponderStep::Proven { peer, fences }) => {
-                    return Greeting::Proven(peer, fences);
+                    return GreetingState::Proven(peer, fences);
                 }
                 Err(error) => {
                     // Count first: when a client reads the refusal, it must already be counted.
@@ -422,7 +422,7 @@ impl<C: Admitted> Acceptor<C> {
             }
         }
         self.close(place);
-        Greeting::Ended
+        GreetingState::Ended
     }
 
     /// Admits a peer that has proven itself. Returns its gate and the fence count for its welcome.

@@ -3,12 +3,12 @@
 //! *Thread safety*: see each item.
 
 pub use crate::access::check_alignment;
-pub use crate::body::Body;
+pub use crate::body::OpBody;
 pub use crate::clients::{run_here, run_on_threads};
 pub use crate::clock::ClusterClock;
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::gates::{ConnectionGate, ServerGates};
-pub use crate::resources::{Resources, Settings};
+pub use crate::resources::{EndpointResources, EndpointSettings};
 #[cfg(not(any(loom, shuttle)))]
 pub use crate::sockets::{SocketRead, connect_socket, next_message, prepare_socket};
 pub use crate::timers::Timers;

@@ -15,7 +15,7 @@ use std::task::Poll;
 
 /// Settings of a cluster's endpoints.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct EndpointSettings {
     /// The role of the endpoints.
     pub role: PeerRole,
     /// Number of memory servers.
@@ -30,7 +30,7 @@ pub struct Settings {
 
 /// The part of an endpoint that all transports share.
 #[derive(Debug)]
-pub struct Resources {
+pub struct EndpointResources {
     /// The endpoint's counters.
     pub counters: Counters,
     /// The clock, and the tasks of the thread that wait on it.
@@ -40,20 +40,20 @@ pub struct Resources {
     /// Whether something was posted since the last wait: later operations then share its doorbell.
     pub batch_open: Cell<bool>,
     /// The endpoint's settings.
-    pub settings: Settings,
+    pub settings: EndpointSettings,
     /// The compute server or client that it belongs to.
     pub compute_server: u16,
     buffers: BufferPool,
     rng: RefCell<SmallRng>,
 }
 
-impl Resources {
+impl EndpointResources {
     /// Creates the resources of a new endpoint; `number` selects its random stream.
     ///
     /// # Errors
     /// [`RegionError`] if there is not enough memory for scratch buffers.
     pub fn new(
-        settings: Settings,
+        settings: EndpointSettings,
         compute_server: u16,
         number: usize,
         timers: &Rc<Timers>,

@@ -12,7 +12,7 @@ use crate::pinned::{BLOCK_ALIGN, PinnedMapping};
 use crate::{FarAllocError, control};
 use allocator_api2::alloc::{AllocError, Allocator};
 use farleaf_fabric::sync::{Arc, Ordering};
-use farleaf_far_memory::{Advice, FarError, FarRegion, FarStats, FaultMode};
+use farleaf_far_memory::{AccessAdvice, FarError, FarRegion, FarStats, FaultMode};
 use std::alloc::Layout;
 use std::ffi::c_int;
 use std::ops::Range;
@@ -214,7 +214,7 @@ impl FarArena {
     ///
     /// # Errors
     /// As for [`FarRegion::advise`].
-    pub fn advise(&self, bytes: Range<usize>, advice: Advice) -> Result<(), FarError> {
+    pub fn advise(&self, bytes: Range<usize>, advice: AccessAdvice) -> Result<(), FarError> {
         let _near = Suspended::new();
         self.region().advise(bytes, advice)
     }

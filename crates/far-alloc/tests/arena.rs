@@ -10,7 +10,7 @@ use farleaf_fabric::sync::{Arc, AtomicBool, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_far_alloc::{ArenaConfig, FarAllocError, FarArena, MAX_ALIGN, Metadata};
 use farleaf_far_memory::{
-    Advice, ClusterEndpoints, EndpointSource, FarConfig, FarRegion, FaultProvider, Reserved,
+    AccessAdvice, ClusterEndpoints, EndpointSource, FarConfig, FarRegion, FaultProvider, Reserved,
 };
 use std::alloc::Layout;
 use std::ptr::NonNull;
@@ -224,7 +224,7 @@ fn what_is_discarded_is_not_written_back() {
             // SAFETY: the memory is from this arena, with this layout.
             unsafe { arena.dealloc(memory, layout) };
         }
-        arena.advise(0..arena.bytes(), Advice::DontNeed).unwrap();
+        arena.advise(0..arena.bytes(), AccessAdvice::DontNeed).unwrap();
         let far = arena.far_stats().unwrap();
         println!("retain {retain}: {far:?}");
         assert_eq!((far.writes, far.write_backs, far.bytes_out), (0, 0, 0), "{far:?}");

@@ -14,7 +14,7 @@ use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Cluster, Provider, ServerId};
 use farleaf_far_alloc::{ArenaConfig, FarArena, Metadata};
 use farleaf_far_memory::{
-    Advice, ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion, FaultProvider,
+    AccessAdvice, ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion, FaultProvider,
     Reserved,
 };
 use std::collections::BTreeMap;
@@ -177,7 +177,7 @@ fn a_dead_memory_server_is_an_error_of_the_query() {
     let arena = arena(None, reach, Metadata::Separated);
     let near: Vec<_> = (0..BATCHES).map(batch).collect();
     let tables = far(&arena, &near);
-    arena.advise(0..arena.bytes(), Advice::DontNeed).unwrap();
+    arena.advise(0..arena.bytes(), AccessAdvice::DontNeed).unwrap();
     let query = |dies_at: usize| {
         let kill = |number| {
             if number == dies_at {
@@ -205,7 +205,7 @@ fn a_copied_batch_needs_no_memory_server() {
     let copy = |column: &ArrayRef| make_array(arena.near_array(&column.to_data()).unwrap());
     let copies = tables[0].each_ref().map(copy);
     assert_eq!(arena.far_stats().unwrap().held, 0);
-    arena.advise(0..arena.bytes(), Advice::DontNeed).unwrap();
+    arena.advise(0..arena.bytes(), AccessAdvice::DontNeed).unwrap();
     cluster.kill_memory_server(ServerId::new(0));
     assert!(arena.ensure_array(&tables[0][0].to_data()).is_err());
     for (copy, column) in copies.iter().zip(&near) {

@@ -3,8 +3,8 @@
 //!
 //! Programs use a [`FarRegion`]. Its pager's thread runs a [`Pager`], which decides and moves pages
 //! over any [`farleaf_fabric::Fabric`]. A provider of faults ([`PageAccessProvider`]) tells it
-//! about accesses: `userfaultfd`, signals, or [`Manual`] by explicit touches, for tests and the
-//! simulator. A [`ChunkSpace`] gives out the memory of memory servers.
+//! about accesses: `userfaultfd`, signals, or [`ManualRegion`] by explicit touches, for tests and
+//! the simulator. A [`ChunkSpace`] gives out the memory of memory servers.
 //! `docs/internals/far-memory.md` has the states of a page and the invariants.
 //!
 //! *Thread safety*: a [`FarRegion`] is for any thread; a pager and all that it uses belong to one.
@@ -36,12 +36,12 @@ mod userfault;
 pub use config::{FarConfig, MAX_PAGES, MIN_BUFFER_PAGES, PAGE_BYTES, Policy};
 pub use error::FarError;
 pub use leased::{Leased, TERM_MS};
-pub use manual::{JUNK, Manual};
+pub use manual::{JUNK, ManualRegion};
 pub use memory::PageAccessProvider;
 pub use mode::{FaultMode, FaultProvider};
 pub use pager::Pager;
 pub use reach::{ClusterEndpoints, EndpointSource};
-pub use region::{Advice, FarRegion, RegionHold};
+pub use region::{AccessAdvice, FarRegion, RegionHold};
 pub use space::{ChunkSpace, Reserved};
 pub use stats::FarStats;
 pub use table::{AccessKind, PageState};

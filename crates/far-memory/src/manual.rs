@@ -20,13 +20,13 @@ pub const JUNK: u64 = 0xdead_dead_dead_dead;
 
 /// A region that is accessed through the pager only.
 #[derive(Debug)]
-pub struct Manual {
+pub struct ManualRegion {
     view: Arc<Region>,
     page_words: usize,
     rights: Vec<Cell<Option<AccessKind>>>,
 }
 
-impl Manual {
+impl ManualRegion {
     /// A region of `config`'s size. All of it is backed by local memory, whatever the buffer.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Manual {
     }
 }
 
-impl PageAccessProvider for Manual {
+impl PageAccessProvider for ManualRegion {
     fn view(&self) -> &Arc<Region> {
         &self.view
     }

@@ -369,7 +369,8 @@ impl<F: Fabric, M: PageAccessProvider + 'static, S: ChunkSpace<F>> Pager<F, M, S
             }
             state.holds += count as u32;
         }
-        let mut held = Holding { state: &self.0.state, pages: pages.start..pages.start, count };
+        let mut held =
+            PendingHolds { state: &self.0.state, pages: pages.start..pages.start, count };
         self.ensure(pages.clone()).await?;
         for page in pages {
             self.reach(page, None, TouchCause::Request).await?;
@@ -859,7 +860,7 @@ impl Drop for TouchTicket<'_> {
 }
 
 /// Holds that are given up unless all of them are taken.
-struct Holding<'p> {
+struct PendingHolds<'p> {
     state: &'p RefCell<PendingWork>,
     /// The pages held so far.
     pages: Range<u32>,
@@ -867,7 +868,7 @@ struct Holding<'p> {
     count: u64,
 }
 
-impl Drop for Holding<'_> {
+impl Drop for PendingHolds<'_> {
     fn drop(&mut self) {
         if self.count > 0 {
             let mut state = self.state.borrow_mut();

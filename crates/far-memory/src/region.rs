@@ -12,7 +12,7 @@ use crate::metrics;
 use crate::mode::{FaultMode, FaultProvider};
 use crate::pager::pages_of;
 use crate::reach::EndpointSource;
-use crate::signal::{SignalMemory, Signals};
+use crate::signal::{SignalMemory, SignalRange};
 use crate::space::ChunkSpace;
 use crate::stats::FarStats;
 use crate::thread::{AnswerSender, PagerRequest, PagerRequests, serve};
@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 
 /// What a program says about its coming accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Advice {
+pub enum AccessAdvice {
     /// It will access the range soon: pages are read as far as the buffer has room.
     WillNeed,
     /// It will access the range from its start on: pages are read ahead from the first fault on.
@@ -55,14 +55,14 @@ pub struct FarRegion {
 #[derive(Clone, Debug)]
 enum MappingOwner {
     Userfaultfd(Arc<Userfault>),
-    Signal(Arc<Signals>),
+    Signal(Arc<SignalRange>),
 }
 
 impl MappingOwner {
     fn new(provider: FaultProvider, config: &FarConfig) -> Result<Self, FarError> {
         match provider {
             FaultProvider::Userfaultfd => Ok(Self::Userfaultfd(Arc::new(Userfault::new(config)?))),
-            FaultProvider::Signal => Ok(Self::Signal(Signals::new(config)?)),
+            FaultProvider::Signal => Ok(Self::Signal(SignalRange::new(config)?)),
         }
     }
 
@@ -251,12 +251,12 @@ impl FarRegion {
     ///
     /// # Errors
     /// [`FarError::Outside`] if it is not inside the region.
-    pub fn advise(&self, bytes: Range<usize>, advice: Advice) -> Result<(), FarError> {
+    pub fn advise(&self, bytes: Range<usize>, advice: AccessAdvice) -> Result<(), FarError> {
         let pages = pages_of(&self.config, &bytes)?;
         match advice {
-            Advice::WillNeed => self.post(PagerRequest::WillNeed(pages)),
-            Advice::Sequential => self.post(PagerRequest::Sequential(pages)),
-            Advice::DontNeed => self.ask(|answer| PagerRequest::Evict(pages, answer))?,
+            AccessAdvice::WillNeed => self.post(PagerRequest::WillNeed(pages)),
+            AccessAdvice::Sequential => self.post(PagerRequest::Sequential(pages)),
+            AccessAdvice::DontNeed => self.ask(|answer| PagerRequest::Evict(pages, answer))?,
         }
         Ok(())
     }

@@ -85,7 +85,7 @@ const CALLED: u32 = 2;
 struct HandlerEntry {
     start: AtomicUsize,
     end: AtomicUsize,
-    region: AtomicPtr<Signals>,
+    region: AtomicPtr<SignalRange>,
 }
 
 static REGIONS: [HandlerEntry; MAX_REGIONS] = [const {
@@ -103,7 +103,7 @@ static BEFORE: OnceLock<Result<libc::sigaction, i32>> = OnceLock::new();
 
 /// A range of address space whose faults arrive by signals.
 #[derive(Debug)]
-pub(crate) struct Signals {
+pub(crate) struct SignalRange {
     arena: ArenaMappings,
     reader: OwnedFd,
     writer: OwnedFd,
@@ -125,7 +125,7 @@ fn decode(message: FaultMessage) -> (u32, usize, bool) {
     ((word >> 32) as u32, (word as u32 >> 1) as usize, word & 1 != 0)
 }
 
-impl Signals {
+impl SignalRange {
     /// Reserves the range, inaccessible, and installs the handler if it is the first one.
     pub(crate) fn new(config: &FarConfig) -> Result<Arc<Self>, FarError> {
         let share = BufferShare::take(config.buffer_pages)?;
@@ -198,7 +198,7 @@ impl Signals {
     }
 }
 
-impl Drop for Signals {
+impl Drop for SignalRange {
     fn drop(&mut self) {
         let _changes = lock(CHANGES.get_or_init(Mutex::default));
         let start = self.arena.base().as_ptr().addr();
@@ -316,14 +316,14 @@ fn pass_on(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_s
 /// The pager's side.
 #[derive(Debug)]
 pub(crate) struct SignalMemory {
-    signals: Arc<Signals>,
+    signals: Arc<SignalRange>,
     rights: Vec<Cell<Option<AccessKind>>>,
     /// By page: the seats that wait for it.
     waiting: RefCell<BTreeMap<u32, Vec<usize>>>,
 }
 
 impl SignalMemory {
-    pub(crate) fn new(signals: Arc<Signals>, pages: u32) -> Self {
+    pub(crate) fn new(signals: Arc<SignalRange>, pages: u32) -> Self {
         let rights = (0..pages).map(|_| Cell::new(None)).collect();
         Self { signals, rights, waiting: RefCell::default() }
     }

@@ -8,7 +8,9 @@ use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::{
     Buffer, Cluster, Fabric, FabricError, GlobalAddr, Message, Provider, ServerId, Uncertainty,
 };
-use farleaf_far_memory::{AccessKind, FarConfig, FarError, Manual, PageState, Pager, Reserved};
+use farleaf_far_memory::{
+    AccessKind, FarConfig, FarError, ManualRegion, PageState, Pager, Reserved,
+};
 use futures_util::StreamExt;
 use futures_util::future::{FutureExt, LocalBoxFuture, join, join_all};
 use futures_util::stream::FuturesUnordered;
@@ -139,7 +141,7 @@ impl<F: Fabric> Fabric for Troubled<F> {
     farleaf_fabric::forward_fabric!(inner);
 }
 
-type TestPager<F> = Pager<F, Manual, Reserved>;
+type TestPager<F> = Pager<F, ManualRegion, Reserved>;
 
 fn config() -> FarConfig {
     FarConfig {
@@ -158,7 +160,7 @@ fn pager<F: Fabric>(fabric: &F, config: FarConfig) -> TestPager<F> {
         (GlobalAddr::new(ServerId::new((number % 2) as u16), 4096 + number * chunk), chunk)
     });
     let space = Reserved::new(parts.collect());
-    let memory = Manual::new(&config).unwrap();
+    let memory = ManualRegion::new(&config).unwrap();
     Pager::new(config, fabric.clone(), memory, space).unwrap()
 }
 
@@ -504,7 +506,7 @@ fn new_copies_are_on_servers_that_work() {
             let bytes = 8 * config.chunk_bytes as u64;
             let part = |number| (GlobalAddr::new(ServerId::new(number), 4096), bytes);
             let space = Reserved::new((0..3).map(part).collect());
-            let memory = Manual::new(&config).unwrap();
+            let memory = ManualRegion::new(&config).unwrap();
             let pager = Pager::new(config, fabric.clone(), memory, space).unwrap();
             let tested = async {
                 fabric.trouble.refusals.set(u32::MAX);

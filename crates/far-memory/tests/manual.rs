@@ -8,7 +8,7 @@ use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
-    AccessKind, ChunkSpace, FarConfig, FarError, FarStats, Manual, PageState, Pager, Policy,
+    AccessKind, ChunkSpace, FarConfig, FarError, FarStats, ManualRegion, PageState, Pager, Policy,
     Reserved,
 };
 use futures_util::future::{join, join_all};
@@ -21,7 +21,7 @@ const BUFFER_PAGES: u32 = 16;
 const CHUNK_PAGES: u64 = 8;
 const SERVER_BYTES: usize = 1 << 20;
 
-type TestPager<F> = Pager<F, Manual, Reserved>;
+type TestPager<F> = Pager<F, ManualRegion, Reserved>;
 
 fn config() -> FarConfig {
     FarConfig {
@@ -38,7 +38,7 @@ fn pager<F: Fabric>(fabric: &F, config: FarConfig, servers: u16) -> TestPager<F>
         (GlobalAddr::new(server, 4096 + number * chunk), chunk)
     });
     let space = Reserved::new(parts.collect());
-    let memory = Manual::new(&config).unwrap();
+    let memory = ManualRegion::new(&config).unwrap();
     Pager::new(config, fabric.clone(), memory, space).unwrap()
 }
 
@@ -48,7 +48,7 @@ fn services(count: usize) -> Vec<std::sync::Arc<TestService>> {
 
 /// Runs `body` beside the pager's task.
 async fn beside<F: Fabric, S: ChunkSpace<F>, T>(
-    pager: &Pager<F, Manual, S>,
+    pager: &Pager<F, ManualRegion, S>,
     body: impl Future<Output = T>,
 ) -> T {
     let body = async {
@@ -348,7 +348,7 @@ fn a_mirror_needs_two_memory_servers() {
     let cluster = LocalConfig::default().start(services(1));
     cluster.run_one(|fabric| async move {
         let config = FarConfig { mirror: true, ..config() };
-        let (memory, space) = (Manual::new(&config).unwrap(), Reserved::first(SERVER_BYTES));
+        let (memory, space) = (ManualRegion::new(&config).unwrap(), Reserved::first(SERVER_BYTES));
         let refused = Pager::new(config, fabric, memory, space).err();
         assert!(matches!(refused, Some(FarError::Config { .. })), "{refused:?}");
     });
@@ -423,7 +423,7 @@ fn memory_is_taken_when_needed_and_given_back() {
         let reserved = Reserved::first(config.chunk_bytes);
         let space = Watched(Rc::new(reserved));
         let reserved = Rc::clone(&space.0);
-        let memory = Manual::new(&config).unwrap();
+        let memory = ManualRegion::new(&config).unwrap();
         let pager = Pager::new(config, fabric, memory, space).unwrap();
         beside(&pager, async {
             pager.touch(0, AccessKind::Read).await.unwrap();

@@ -9,8 +9,8 @@ use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Cluster, Fabric, Provider, RegionBacking, ServerId};
 use farleaf_far_memory::{
-    AccessKind, Advice, ChunkSpace, ClusterEndpoints, EndpointSource, FarConfig, FarError,
-    FarRegion, Leased, Manual, PageState, Pager, TERM_MS,
+    AccessAdvice, AccessKind, ChunkSpace, ClusterEndpoints, EndpointSource, FarConfig, FarError,
+    FarRegion, Leased, ManualRegion, PageState, Pager, TERM_MS,
 };
 use farleaf_page::Fixed8;
 use farleaf_pool::remote::RpcClient;
@@ -61,7 +61,7 @@ fn write_and_compare<R: EndpointSource>(reach: R, servers: &[Arc<MemoryServer<Fi
             assert_eq!(word.load(Ordering::Relaxed), number * round);
         }
     }
-    region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
+    region.advise(0..region.bytes(), AccessAdvice::DontNeed).unwrap();
     let bytes = (PAGES * PAGE_BYTES) as u64;
     assert_eq!(region.stats().unwrap().remote_bytes, bytes);
     let metrics = region.metrics("a region").unwrap();
@@ -146,7 +146,7 @@ fn a_region_waits_for_the_memory_of_a_dead_owner() {
     for (page, word) in (1..).zip(region.words().iter().step_by(PAGE_BYTES / 8)) {
         word.store(page, Ordering::Relaxed);
     }
-    region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
+    region.advise(0..region.bytes(), AccessAdvice::DontNeed).unwrap();
     let stats = region.stats().unwrap();
     assert_eq!((stats.remote_bytes, stats.failed_write_backs), (bytes as u64, 0), "{stats:?}");
     for (page, word) in (1..).zip(region.words().iter().step_by(PAGE_BYTES / 8)) {
@@ -197,7 +197,7 @@ fn a_region_that_ends_asks_for_no_more_memory() {
             return;
         }
         fabric.sleep(1_000_000_000).await;
-        let memory = Manual::new(&config()).unwrap();
+        let memory = ManualRegion::new(&config()).unwrap();
         let pager = Pager::new(config(), fabric.clone(), memory, space()).unwrap();
         let body = async {
             pager.touch(0, AccessKind::Write).await.unwrap();
@@ -233,7 +233,7 @@ fn regions_give_their_memory_back() {
         for word in region.words().iter().step_by(PAGE_BYTES / 8) {
             word.store(round, Ordering::Relaxed);
         }
-        region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
+        region.advise(0..region.bytes(), AccessAdvice::DontNeed).unwrap();
         assert_eq!(region.stats().unwrap().remote_bytes, (PAGES * PAGE_BYTES) as u64);
         drop(region);
         let first = *after_first.get_or_insert(allocated());

@@ -10,7 +10,7 @@ use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServer, TcpServerConfig};
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
-    Advice, ChunkSpace, ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion,
+    AccessAdvice, ChunkSpace, ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion,
     FaultProvider, Leased, Reserved,
 };
 use farleaf_page::Fixed8;
@@ -80,7 +80,7 @@ fn be_victim(provider: FaultProvider) {
     let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
     let region = region(provider, ClusterEndpoints::new(Arc::clone(&cluster), 0, 0)).unwrap();
     region.words()[0].store(1, Ordering::Relaxed);
-    region.advise(0..PAGE_BYTES, Advice::DontNeed).unwrap();
+    region.advise(0..PAGE_BYTES, AccessAdvice::DontNeed).unwrap();
     cluster.kill_memory_server(ServerId::new(0));
     println!("{}", region.ensure(0..1).unwrap_err());
     println!("read {}", region.words()[0].load(Ordering::Relaxed));
@@ -94,7 +94,7 @@ fn be_writer(provider: FaultProvider) {
     let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
     let region = region(provider, ClusterEndpoints::new(Arc::clone(&cluster), 0, 0)).unwrap();
     region.words()[0].store(1, Ordering::Relaxed);
-    region.advise(0..PAGE_BYTES, Advice::DontNeed).unwrap();
+    region.advise(0..PAGE_BYTES, AccessAdvice::DontNeed).unwrap();
     cluster.kill_memory_server(ServerId::new(0));
     let lock = std::io::stderr().lock();
     let mut line = String::new();
@@ -160,7 +160,7 @@ fn be_parent(provider: FaultProvider) {
     let cluster = Arc::new(LocalConfig::default().start(vec![TestService::new(SERVER_BYTES)]));
     let region = region(provider, ClusterEndpoints::new(cluster, 0, 0)).unwrap();
     region.words()[0].store(77, Ordering::Relaxed);
-    region.advise(0..PAGE_BYTES, Advice::DontNeed).unwrap();
+    region.advise(0..PAGE_BYTES, AccessAdvice::DontNeed).unwrap();
     // SAFETY: the child calls nothing but `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -410,7 +410,7 @@ fn be_tenant(provider: FaultProvider, address: &str) {
         FarRegion::by(provider, config(), ClusterEndpoints::new(Arc::new(cluster), 1, 0), space);
     let region = region.unwrap();
     fill(&region, 100);
-    region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
+    region.advise(0..region.bytes(), AccessAdvice::DontNeed).unwrap();
     println!("{}", region.stats().unwrap().remote_bytes);
     let _ = std::io::stdin().read(&mut [0]);
     println!("{}", look(&region, 100).0.map_or("none".to_owned(), |error| error.to_string()));
@@ -470,7 +470,7 @@ fn memory_of_an_owner_that_ends_comes_back(provider: FaultProvider) {
             FarRegion::by(provider, self::config(), ClusterEndpoints::new(cluster, 3, 0), space);
         let region = region.unwrap();
         fill(&region, 700);
-        region.advise(0..region.bytes(), Advice::DontNeed).unwrap();
+        region.advise(0..region.bytes(), AccessAdvice::DontNeed).unwrap();
         if by == Signal::STOP {
             signal(&tenant, Signal::CONT);
             tenant.stdin.as_mut().unwrap().write_all(b"\n").unwrap();

@@ -9,7 +9,7 @@ use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::tcp::TcpConfig;
 use farleaf_fabric::{Cluster, GlobalAddr, Provider, ServerId};
 use farleaf_far_memory::{
-    Advice, ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion, FaultMode,
+    AccessAdvice, ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion, FaultMode,
     FaultProvider, Policy, Reserved,
 };
 
@@ -127,12 +127,12 @@ fn play(region: &FarRegion, thread: usize, steps: usize) {
             }
             980..994 => {
                 let bytes = page * page_words * 8..(page + 1) * page_words * 8;
-                region.advise(bytes, Advice::DontNeed).unwrap();
+                region.advise(bytes, AccessAdvice::DontNeed).unwrap();
             }
             994..997 => {
                 let end = (page + 4).min(PAGES);
                 let bytes = page * page_words * 8..end * page_words * 8;
-                region.advise(bytes, Advice::WillNeed).unwrap();
+                region.advise(bytes, AccessAdvice::WillNeed).unwrap();
             }
             _ => {
                 let byte = word * 8;
@@ -240,7 +240,7 @@ fn system_calls_wait_for_pages_or_fail(provider: FaultProvider) {
         let (mut reader, mut writer) = std::io::pipe().unwrap();
         if region.mode() != (FaultMode::Userfaultfd { kernel_faults: true }) {
             region.words()[0].store(1, Ordering::Relaxed);
-            region.advise(0..4096, Advice::DontNeed).unwrap();
+            region.advise(0..4096, AccessAdvice::DontNeed).unwrap();
             // SAFETY: nothing else uses the region while this slice lives.
             let part = unsafe { std::slice::from_raw_parts(region.base().as_ptr(), 4096) };
             let error = writer.write_all(part).unwrap_err();
@@ -259,11 +259,11 @@ fn system_calls_wait_for_pages_or_fail(provider: FaultProvider) {
             // Into pages that are empty, and then into pages that are clean.
             reader.read_exact(part).unwrap();
             assert!(part.iter().all(|byte| *byte == first as u8 + 3));
-            region.advise(first..first + bytes, Advice::DontNeed).unwrap();
+            region.advise(first..first + bytes, AccessAdvice::DontNeed).unwrap();
             region.ensure(first..first + 4096).unwrap();
             writer.write_all(&vec![9; bytes]).unwrap();
             reader.read_exact(part).unwrap();
-            region.advise(first..first + bytes, Advice::DontNeed).unwrap();
+            region.advise(first..first + bytes, AccessAdvice::DontNeed).unwrap();
             // From pages that are on a memory server only.
             writer.write_all(part).unwrap();
             let mut copy = vec![0; bytes];
@@ -347,7 +347,7 @@ fn errors_reach_the_program(provider: FaultProvider) {
     // Chunks of 8 pages lie on both servers in turn.
     region.words()[0].store(1, Ordering::Relaxed);
     region.words()[8 * 512].store(2, Ordering::Relaxed);
-    region.advise(0..16 * 4096, Advice::DontNeed).unwrap();
+    region.advise(0..16 * 4096, AccessAdvice::DontNeed).unwrap();
     cluster.kill_memory_server(ServerId::new(0));
     let error = region.ensure(0..4096).unwrap_err();
     assert!(matches!(error, FarError::Unreachable { page: 0, .. }), "{error}");

@@ -2,8 +2,8 @@
 //! error, and the process goes on.
 
 use crate::engine::cells;
-use crate::far::{Far, MIB, CostMark, TOKEN};
-use crate::lab::Lab;
+use crate::far::{FarEngine, MIB, CostMark, TOKEN};
+use crate::lab::ReferenceLab;
 use crate::report::Sheet;
 use crate::{Batches, Setting, TpchWork};
 use anyhow::{Context, Result, ensure};
@@ -64,8 +64,8 @@ impl Drop for ServerProcess {
 /// Asks a query, and sends a signal to the memory server `after_ms` later. Returns the error, if
 /// there is one, and how long it took.
 async fn ask(
-    lab: &Lab,
-    far: &Far,
+    lab: &ReferenceLab,
+    far: &FarEngine,
     place: usize,
     server: &ServerProcess,
     (signal, after_ms): (Signal, f64),
@@ -92,14 +92,14 @@ async fn ask(
 
 /// Stops the memory server under each query, and kills it under the first one. The others follow.
 pub(crate) async fn run(work: &TpchWork, setting: Setting) -> Result<()> {
-    let lab = Lab::new(work).await?;
+    let lab = ReferenceLab::new(work).await?;
     let bytes = lab.tables.iter().map(crate::data::TpchTable::footprint).sum::<usize>();
     let server = ServerProcess::start(2 * (bytes >> 20) + 256)?;
     let setting = Setting { server: Some(server.address), ..setting };
     if setting.batches != Batches::Copy {
         println!("without `--batches copy`, a failure can end this process");
     }
-    let far = Far::new(setting, &lab.tables)?;
+    let far = FarEngine::new(setting, &lab.tables)?;
     let times = lab.round(Some(&far)).await?;
     let head = ["query", "the server is", "outcome", "ms", "when it is back"];
     let mut sheet = Sheet::new("death", lab.scope(), &head);

@@ -132,7 +132,7 @@ fn region<R: EndpointSource>(setting: Setting, config: FarConfig, reach: R) -> R
 }
 
 /// An engine on far tables.
-pub(crate) struct Far {
+pub(crate) struct FarEngine {
     pub(crate) engine: QueryEngine,
     pub(crate) arena: Arc<FarArena>,
     /// The arena of what queries make.
@@ -141,7 +141,7 @@ pub(crate) struct Far {
     pub(crate) migration: WorkCost,
 }
 
-impl Far {
+impl FarEngine {
     /// Copies the tables into an arena of their own.
     pub(crate) fn new(setting: Setting, tables: &[TpchTable]) -> Result<Self> {
         let footprint = tables.iter().map(TpchTable::footprint).sum::<usize>();

@@ -1,7 +1,7 @@
 //! What is measured, and the tables of it.
 
-use crate::far::{WorkCost, Far, MIB};
-use crate::lab::{Lab, Rounds, mean, median, median_of, ratio};
+use crate::far::{WorkCost, FarEngine, MIB};
+use crate::lab::{ReferenceLab, Rounds, mean, median, median_of, ratio};
 use crate::report::{Output, Sheet};
 use crate::{Batches, FaultChoice, TableOrder, TpchPlace, Setting, TpchTransport, TpchWork};
 use anyhow::{Result, ensure};
@@ -36,10 +36,10 @@ fn cpu_ms(rounds: &Rounds) -> f64 {
     median_of(rounds, |cost| cost.cpu_ms)
 }
 
-impl Lab {
-    fn far(&self, setting: Setting) -> Result<Far> {
+impl ReferenceLab {
+    fn far(&self, setting: Setting) -> Result<FarEngine> {
         self.tell(format!("copying the tables: {setting:?}"));
-        Far::new(setting, &self.tables)
+        FarEngine::new(setting, &self.tables)
     }
 
     /// A figure: a line for each setting, each measured in turns with DRAM alone. Returns the MiB
@@ -221,7 +221,7 @@ impl Lab {
 
 /// One setting, query by query.
 pub(crate) async fn run(work: &TpchWork, setting: Setting) -> Result<()> {
-    let lab = Lab::new(work).await?;
+    let lab = ReferenceLab::new(work).await?;
     let far = lab.far(setting)?;
     let costs = lab.measure(&[&far]).await?;
     let head = [
@@ -284,7 +284,7 @@ pub(crate) async fn run(work: &TpchWork, setting: Setting) -> Result<()> {
 
 /// All queries over each transport by each provider, with answers equal to those in DRAM.
 pub(crate) async fn check(work: &TpchWork, setting: Setting) -> Result<()> {
-    let lab = Lab::new(work).await?;
+    let lab = ReferenceLab::new(work).await?;
     let head = ["transport", "faults", "equal answers", "misses", "MiB moved", "ms", "local pages"];
     let mut sheet = Sheet::new("check", lab.scope(), &head);
     for transport in [TpchTransport::Local, TpchTransport::Tcp, TpchTransport::Shm] {
@@ -312,7 +312,7 @@ pub(crate) async fn check(work: &TpchWork, setting: Setting) -> Result<()> {
 
 /// The times in DRAM alone.
 pub(crate) async fn dram(work: &TpchWork) -> Result<()> {
-    let lab = Lab::new(work).await?;
+    let lab = ReferenceLab::new(work).await?;
     let costs = lab.measure(&[]).await?;
     println!("{}: {:.0} ms, {:.0} ms of CPU", lab.scope(), median_ms(&costs[0]), cpu_ms(&costs[0]));
     lab.finish();
@@ -321,7 +321,7 @@ pub(crate) async fn dram(work: &TpchWork) -> Result<()> {
 
 /// All figures, or some.
 pub(crate) async fn all(work: &TpchWork, only: &[TpchFigure], output: Output) -> Result<()> {
-    let lab = Lab::new(work).await?;
+    let lab = ReferenceLab::new(work).await?;
     let output = Output { caption: format!("{}, {:?}", lab.scope(), output.layout), ..output };
     lab.print(&output.caption);
     for figure in TpchFigure::value_variants() {

@@ -4,12 +4,12 @@ use crate::TpchWork;
 use crate::answers;
 use crate::data::{self, TpchTable};
 use crate::engine::{QueryAnswer, QueryEngine, cells};
-use crate::far::{WorkCost, Far, MIB, CostMark};
+use crate::far::{WorkCost, FarEngine, MIB, CostMark};
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Tables and answers that everything is compared with.
-pub(crate) struct Lab {
+pub(crate) struct ReferenceLab {
     pub(crate) tables: Vec<TpchTable>,
     pub(crate) near: QueryEngine,
     pub(crate) queries: Vec<u8>,
@@ -23,7 +23,7 @@ pub(crate) struct Lab {
 /// The costs of all queries, by round.
 pub(crate) type Rounds = Vec<Vec<WorkCost>>;
 
-impl Lab {
+impl ReferenceLab {
     pub(crate) async fn new(work: &TpchWork) -> Result<Self> {
         ensure!((0.001..=100.0).contains(&work.scale), "use a scale factor from 0.001 to 100");
         let progress = ProgressBar::new_spinner();
@@ -74,10 +74,10 @@ impl Lab {
 
     /// Runs all queries once, and compares their answers. The tables' allocator is not used
     /// meanwhile, so its metadata is not accessed, wherever it is.
-    pub(crate) async fn round(&self, far: Option<&Far>) -> Result<Vec<WorkCost>> {
+    pub(crate) async fn round(&self, far: Option<&FarEngine>) -> Result<Vec<WorkCost>> {
         let place = if far.is_some() { "far memory" } else { "DRAM" };
         let engine = far.map_or(&self.near, |far| &far.engine);
-        let counts = || far.map_or(Ok(Default::default()), Far::counts);
+        let counts = || far.map_or(Ok(Default::default()), FarEngine::counts);
         let stats = || far.map(|far| far.arena.stats()).transpose();
         let mut costs = Vec::new();
         for (number, expected) in self.queries.iter().zip(&self.expected) {
@@ -99,7 +99,7 @@ impl Lab {
 
     /// The costs of each engine, the first of which is in DRAM. They take turns, after rounds that
     /// do not count.
-    pub(crate) async fn measure(&self, fars: &[&Far]) -> Result<Vec<Rounds>> {
+    pub(crate) async fn measure(&self, fars: &[&FarEngine]) -> Result<Vec<Rounds>> {
         let mut costs = vec![Rounds::new(); fars.len() + 1];
         for round in 0..self.warm_up + self.rounds {
             let mut all = vec![self.round(None).await?];

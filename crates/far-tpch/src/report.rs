@@ -1,6 +1,6 @@
 //! Figures as tables on the terminal, CSV files and plots.
 
-use crate::plot::{Axes, Axis, Bars, Curve, Plot};
+use crate::plot::{PlotAxes, AxisScale, BarColumn, PlotCurve, CurvePlot};
 use crate::{TableOrder, Setting};
 use anyhow::{Context, Result};
 use comfy_table::presets::ASCII_MARKDOWN;
@@ -38,13 +38,13 @@ impl Sheet {
     }
 
     /// Bars of the column with this head.
-    fn bars(&self, head: &str, caption: &str) -> Option<Bars> {
+    fn bars(&self, head: &str, caption: &str) -> Option<BarColumn> {
         let column = self.head.iter().position(|it| *it == head)?;
         let bar = |line: &Vec<String>| {
             Some((line[0].clone(), line[column].parse().ok()?, line[column].clone()))
         };
         let bars = self.lines.iter().map(bar).collect::<Option<_>>()?;
-        Some(Bars { title: format!("{}: {head}", self.title), caption: caption.to_owned(), bars })
+        Some(BarColumn { title: format!("{}: {head}", self.title), caption: caption.to_owned(), bars })
     }
 }
 
@@ -83,13 +83,13 @@ impl Output {
         curves: Vec<(String, Vec<(f64, f64)>)>,
     ) -> Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
-        let curve = |(name, points)| Curve { name, points, ..Curve::default() };
-        let plot = Plot {
+        let curve = |(name, points)| PlotCurve { name, points, ..PlotCurve::default() };
+        let plot = CurvePlot {
             title: title.to_owned(),
             caption: self.caption.clone(),
             x: "page in KiB",
             y,
-            axes: Axes { x: Axis::Log(4.0), ..Axes::default() },
+            axes: PlotAxes { x: AxisScale::Log(4.0), ..PlotAxes::default() },
             curves: curves.into_iter().map(curve).collect(),
             dots: true,
             marks: Vec::new(),

@@ -50,13 +50,13 @@ impl TableProvider for FarTable {
     ) -> Result<Arc<dyn ExecutionPlan>> {
         // What comes from there has only the columns that the query reads.
         let input = self.table.scan(session, projection, filters, limit).await?;
-        Ok(Arc::new(Ensured { input, arena: Arc::clone(&self.arena), copies: self.copies }))
+        Ok(Arc::new(EnsuredPages { input, arena: Arc::clone(&self.arena), copies: self.copies }))
     }
 }
 
 /// The step of a plan that asks for the pages of each batch.
 #[derive(Debug)]
-struct Ensured {
+struct EnsuredPages {
     input: Arc<dyn ExecutionPlan>,
     arena: Arc<FarArena>,
     copies: bool,
@@ -75,13 +75,13 @@ fn prepare(arena: &FarArena, copies: bool, batch: RecordBatch) -> Result<RecordB
     Ok(batch)
 }
 
-impl DisplayAs for Ensured {
+impl DisplayAs for EnsuredPages {
     fn fmt_as(&self, _: DisplayFormatType, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Ensured")
     }
 }
 
-impl ExecutionPlan for Ensured {
+impl ExecutionPlan for EnsuredPages {
     fn name(&self) -> &str {
         "Ensured"
     }

@@ -6,7 +6,9 @@
 
 use farleaf_bench::driver::{BenchRun, Reshaping, Testbed, WorkAmount};
 use farleaf_bench::keys::KeySpace;
-use farleaf_bench::workload::{Distribution, Harness, Mix, OperationKind, StreamConfig};
+use farleaf_bench::workload::{
+    Distribution, HarnessDeviations, OperationKind, OperationMix, StreamConfig,
+};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::ServerId;
@@ -28,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     testbed.load(&keys, 0.7, &|_| {})?;
 
     // A shopping cart: mostly lookups of popular keys, some changes, and an occasional scan.
-    let mix = Mix::new("cart")
+    let mix = OperationMix::new("cart")
         .with(OperationKind::Get, 80)
         .with(OperationKind::Upsert, 15)
         .with(OperationKind::scan(20), 5);
@@ -39,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             clustered: false,
             keys,
             seed: 1,
-            harness: Harness::default(),
+            harness: HarnessDeviations::default(),
         },
         compute_servers: 2,
         threads: 2,

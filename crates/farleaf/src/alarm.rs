@@ -1,7 +1,7 @@
 //! A timer with a descriptor, so that a single descriptor covers sockets, wakes and deadlines.
 //!
 //! *Invariant*: while the timer's descriptor is readable, `armed_ns` is in the past; so the next
-//! [`Alarm::clear`] reads it, and it does not keep ending waits.
+//! [`TimerAlarm::clear`] reads it, and it does not keep ending waits.
 //!
 //! *Thread safety*: one thread at a time.
 
@@ -16,14 +16,14 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// A timer in an epoll set.
 #[derive(Debug)]
-pub(crate) struct Alarm {
+pub(crate) struct TimerAlarm {
     timer: OwnedFd,
     clock: ClusterClock,
     /// When it goes off; 0 if it is not set.
     armed_ns: u64,
 }
 
-impl Alarm {
+impl TimerAlarm {
     /// Creates an alarm that makes `epoll` readable when it goes off.
     pub(crate) fn new(epoll: BorrowedFd<'_>) -> io::Result<Self> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;

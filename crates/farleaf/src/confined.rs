@@ -4,9 +4,9 @@
 //! would change its count at the same time. Here no clone can stay behind:
 //! - An engine is built by a closure that is `Send`, so it captures no `Rc`: every `Rc` in an
 //!   engine was created by that closure or later by the engine itself.
-//! - Only [`Confined::with`] accesses the engine, through `&mut`, so only one thread at a time
-//!   does, and the lock of [`crate::cores::EngineSlot`] orders these accesses. Its closure and its
-//!   result are `Send`, so no `Rc` enters or leaves.
+//! - Only [`ConfinedEngine::with`] accesses the engine, through `&mut`, so only one thread at a
+//!   time does, and the lock of [`crate::cores::EngineSlot`] orders these accesses. Its closure and
+//!   its result are `Send`, so no `Rc` enters or leaves.
 //! - Anything else that an engine gives to other threads is `Send` by its type: wakers, and the
 //!   `Arc`s of a connection.
 //! - The one hole in these types would be a thread-local variable in which an engine kept an `Rc`.
@@ -22,19 +22,19 @@ use crate::engine::AnyEngine;
 use std::fmt;
 
 /// An engine that any thread may use, one at a time.
-pub(crate) struct Confined<K: ?Sized + KeyKind>(Box<dyn AnyEngine<K>>);
+pub(crate) struct ConfinedEngine<K: ?Sized + KeyKind>(Box<dyn AnyEngine<K>>);
 
 // SAFETY: all `Rc`s that an engine reaches are reached by it alone, as the module's head argues, so
 // they move to another thread together.
-unsafe impl<K: ?Sized + KeyKind> Send for Confined<K> {}
+unsafe impl<K: ?Sized + KeyKind> Send for ConfinedEngine<K> {}
 
-impl<K: ?Sized + KeyKind> fmt::Debug for Confined<K> {
+impl<K: ?Sized + KeyKind> fmt::Debug for ConfinedEngine<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Confined")
     }
 }
 
-impl<K: ?Sized + KeyKind> Confined<K> {
+impl<K: ?Sized + KeyKind> ConfinedEngine<K> {
     /// Builds an engine.
     pub(crate) fn new<E: Send>(
         build: impl FnOnce() -> Result<Box<dyn AnyEngine<K>>, E> + Send,

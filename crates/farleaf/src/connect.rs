@@ -6,7 +6,7 @@ use crate::engine::{AnyEngine, DriverEngine};
 use crate::error::{Error, ErrorCause};
 use crate::index::Index;
 use farleaf_cluster::catalog::CatalogAddress;
-use farleaf_cluster::client::{ClusterConnection, ConnectionConfig, Located};
+use farleaf_cluster::client::{ClusterConnection, ConnectionConfig, LocatedCluster};
 use farleaf_cluster::config::read_token;
 use farleaf_cluster::error::ProgramError;
 use farleaf_cluster::launch::LauncherFolder;
@@ -124,11 +124,11 @@ impl ConnectOptions {
         Ok((address, token))
     }
 
-    fn locate(&self) -> Result<Located, ProgramError> {
+    fn locate(&self) -> Result<LocatedCluster, ProgramError> {
         let (catalog, token) = self.find()?;
         let (cluster, deadline) = (self.cluster.clone(), self.deadline);
         let depth = self.depth.saturating_mul(REQUESTS_PER_OPERATION);
-        Located::find(&ConnectionConfig { cluster, catalog, token, deadline, depth })
+        LocatedCluster::find(&ConnectionConfig { cluster, catalog, token, deadline, depth })
     }
 }
 
@@ -172,7 +172,7 @@ pub fn connect_bytes(options: impl Into<ConnectOptions>) -> Result<Index<[u8]>, 
 }
 
 /// Checks the options, and finds the cluster.
-fn located(options: &ConnectOptions) -> Result<Located, Error> {
+fn located(options: &ConnectOptions) -> Result<LocatedCluster, Error> {
     if options.connections == 0
         || options.depth == 0
         || options.depth > MAX_OPERATIONS
@@ -184,7 +184,7 @@ fn located(options: &ConnectOptions) -> Result<Located, Error> {
     apart(|| options.locate())
 }
 
-fn index_of<L, K>(located: Located, options: &ConnectOptions) -> Result<Index<K>, Error>
+fn index_of<L, K>(located: LocatedCluster, options: &ConnectOptions) -> Result<Index<K>, Error>
 where
     L: ClusterLayout<Key = K, Value = K>,
     K: ?Sized + KeyKind,

@@ -14,7 +14,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use crate::confined::Confined;
+use crate::confined::ConfinedEngine;
 use crate::data::KeyKind;
 use crate::engine::{AnyEngine, TurnOutcome};
 use crate::error::{Error, ErrorCause};
@@ -39,7 +39,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// One engine, and its waiters.
 #[derive(Debug)]
 pub(crate) struct EngineSlot<K: ?Sized + KeyKind> {
-    engine: Mutex<Option<Confined<K>>>,
+    engine: Mutex<Option<ConfinedEngine<K>>>,
     /// Number of operations in flight after the last turn.
     live: AtomicUsize,
     /// Readable when a turn is due.
@@ -54,7 +54,7 @@ impl<K: ?Sized + KeyKind> EngineSlot<K> {
     pub(crate) fn new(
         build: impl FnOnce() -> Result<Box<dyn AnyEngine<K>>, Error> + Send,
     ) -> Result<Self, Error> {
-        let mut engine = Confined::new(build)?;
+        let mut engine = ConfinedEngine::new(build)?;
         let parts = engine.with(|engine| -> io::Result<_> {
             Ok((engine.descriptor().try_clone_to_owned()?, engine.unparker()))
         });
@@ -73,7 +73,7 @@ impl<K: ?Sized + KeyKind> EngineSlot<K> {
     /// Runs `act` on the engine; `None` if the engine fails or has failed before.
     fn with(
         &self,
-        mut engine: MutexGuard<'_, Option<Confined<K>>>,
+        mut engine: MutexGuard<'_, Option<ConfinedEngine<K>>>,
         act: impl FnOnce(&mut dyn AnyEngine<K>) -> TurnOutcome + Send,
     ) -> Option<TurnOutcome> {
         let confined = engine.as_mut()?;
@@ -99,7 +99,7 @@ impl<K: ?Sized + KeyKind> EngineSlot<K> {
         }
     }
 
-    fn turn_with(&self, engine: MutexGuard<'_, Option<Confined<K>>>) -> TurnOutcome {
+    fn turn_with(&self, engine: MutexGuard<'_, Option<ConfinedEngine<K>>>) -> TurnOutcome {
         let nothing = TurnOutcome { is_idle: true, is_quiet: true, live: 0 };
         self.with(engine, |engine| engine.turn()).unwrap_or(nothing)
     }
@@ -128,7 +128,7 @@ impl<K: ?Sized + KeyKind> EnginePool<K> {
     }
 
     /// A core that is free, or otherwise the first one that this thread tries.
-    fn pick(&self) -> (usize, MutexGuard<'_, Option<Confined<K>>>) {
+    fn pick(&self) -> (usize, MutexGuard<'_, Option<ConfinedEngine<K>>>) {
         let mut hasher = DefaultHasher::new();
         std::thread::current().id().hash(&mut hasher);
         let first = hasher.finish() as usize % self.cores.len();

@@ -2,7 +2,7 @@
 
 use crate::cores::{EnginePool, EngineSlot};
 use crate::data::KeyKind;
-use crate::engine::{AnyEngine, DriverEngine, InProcess};
+use crate::engine::{AnyEngine, DriverEngine, InProcessDriver};
 use crate::error::{Error, ErrorCause};
 use crate::index::Index;
 use crate::request::RequestServer;
@@ -182,7 +182,7 @@ where
     K: ?Sized + KeyKind,
 {
     let system = |error| Error::system("cannot create an engine", error);
-    let driver = InProcess::new(cluster.driver()).map_err(system)?;
+    let driver = InProcessDriver::new(cluster.driver()).map_err(system)?;
     let (fabric, compute) = (driver.open(number).map_err(system)?, compute.clone());
     let mut executor = Executor::new();
     let opened = executor.complete(&driver, async move { D::open(fabric, &compute).await });

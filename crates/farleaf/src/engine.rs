@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: none; [`crate::confined`] makes it safe to use from several threads.
 
-use crate::alarm::Alarm;
+use crate::alarm::TimerAlarm;
 use crate::data::KeyKind;
 use crate::error::Error;
 use crate::request::{IndexRequest, RequestServer, serve};
@@ -85,13 +85,13 @@ impl Wake for EngineUnparker {
 /// The driver of an engine without sockets: its operations complete when they are posted, and its
 /// tasks wait only for timers.
 #[derive(Debug)]
-pub(crate) struct InProcess {
+pub(crate) struct InProcessDriver {
     driver: LocalDriver,
     epoll: OwnedFd,
     unparker: Arc<EngineUnparker>,
 }
 
-impl InProcess {
+impl InProcessDriver {
     pub(crate) fn new(driver: LocalDriver) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let unparker =
@@ -106,7 +106,7 @@ impl InProcess {
     }
 }
 
-impl Driver for InProcess {
+impl Driver for InProcessDriver {
     fn requests(&self) -> Option<ExecutorRequests> {
         None
     }
@@ -127,7 +127,7 @@ impl Driver for InProcess {
     }
 }
 
-impl ParkedDriver for InProcess {
+impl ParkedDriver for InProcessDriver {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -140,7 +140,7 @@ pub(crate) struct DriverEngine<K: ?Sized + KeyKind, I, D> {
     executor: Executor<'static>,
     index: Rc<I>,
     driver: D,
-    alarm: Alarm,
+    alarm: TimerAlarm,
     looked_ns: u64,
     /// Maximum number of operations that run concurrently; the others wait in order. Without a
     /// limit, more operations than the endpoint's depth would all retry until their deadlines.
@@ -155,7 +155,7 @@ impl<K: ?Sized + KeyKind, I: RequestServer<K>, D: ParkedDriver> DriverEngine<K, 
         driver: D,
         most_live: usize,
     ) -> Result<Self, Error> {
-        let alarm = Alarm::new(driver.descriptor());
+        let alarm = TimerAlarm::new(driver.descriptor());
         let alarm = alarm.map_err(|error| Error::system("cannot create a timer", error))?;
         let (index, waiting) = (Rc::new(index), VecDeque::new());
         Ok(Self { executor, index, driver, alarm, looked_ns: 0, most_live, waiting })

@@ -63,7 +63,7 @@ impl Error {
     }
 
     pub(crate) fn system(what: &'static str, error: std::io::Error) -> Self {
-        Self::System(ErrorCause::of(Explained { what, error }))
+        Self::System(ErrorCause::of(ExplainedCause { what, error }))
     }
 }
 
@@ -101,7 +101,7 @@ impl StdError for ErrorCause {
 
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: {error}")]
-struct Explained {
+struct ExplainedCause {
     what: &'static str,
     #[source]
     error: std::io::Error,

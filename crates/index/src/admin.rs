@@ -1,7 +1,7 @@
 //! Administration of an index by operators and tools.
 
 use super::reshape::refused;
-use super::{IndexError, KeyRange, OwnedForm, RangeIndex, Reshape, Reshaped};
+use super::{IndexError, KeyRange, OwnedForm, RangeIndex, Reshape, ReshapeCost};
 use crate::CacheCounters;
 use std::future::Future;
 
@@ -37,7 +37,7 @@ pub trait IndexAdmin: RangeIndex {
     fn reshape(
         &self,
         change: &Reshape<OwnedForm<Self::Key>>,
-    ) -> impl Future<Output = Result<Reshaped, IndexError>> {
+    ) -> impl Future<Output = Result<ReshapeCost, IndexError>> {
         let _ = change;
         async { refused() }
     }
@@ -48,7 +48,7 @@ pub trait IndexAdmin: RangeIndex {
         &self,
         work: Background,
         ended: &dyn Fn() -> bool,
-        report: &dyn Fn(Result<Reshaped, IndexError>),
+        report: &dyn Fn(Result<ReshapeCost, IndexError>),
     ) -> impl Future<Output = Result<(), IndexError>> {
         let _ = (ended, report);
         async move {

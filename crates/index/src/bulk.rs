@@ -19,18 +19,18 @@ pub fn check_fill(fill: f64) -> Result<(), IndexError> {
 /// Counts the records of a load, and checks that each fits a page and that the keys ascend
 /// strictly.
 #[derive(Debug)]
-pub struct Ascending<L: Layout> {
+pub struct AscendingCheck<L: Layout> {
     last: Option<OwnedKey<L>>,
     count: u64,
 }
 
-impl<L: Layout> Default for Ascending<L> {
+impl<L: Layout> Default for AscendingCheck<L> {
     fn default() -> Self {
         Self { last: None, count: 0 }
     }
 }
 
-impl<L: Layout> Ascending<L> {
+impl<L: Layout> AscendingCheck<L> {
     /// Counts and checks the next record.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 
 use super::{
     Background, EditAnswer, Exchange, IndexAdmin, IndexError, KeyedRecords, LeafEdit, RangeIndex,
-    Reshaped, ScanResult,
+    ReshapeCost, ScanResult,
 };
 use crate::CacheCounters;
 use farleaf_page::{EditAction, Layout, NamedLayout, OwnedKey, OwnedValue};
@@ -49,7 +49,7 @@ impl<L: NamedLayout> Naming<L> for NamesOfLayout {
     }
 }
 
-/// An index of layout `MapTestLayout`, addressed by the names of keys and values.
+/// An index of layout `L`, addressed by the names of keys and values.
 ///
 /// Panics if the index returns a key or a value without a name.
 #[derive(Debug)]
@@ -214,7 +214,7 @@ where
         &self,
         work: Background,
         ended: &dyn Fn() -> bool,
-        report: &dyn Fn(Result<Reshaped, IndexError>),
+        report: &dyn Fn(Result<ReshapeCost, IndexError>),
     ) -> Result<(), IndexError> {
         self.index.background(work, ended, report).await
     }

@@ -6,8 +6,7 @@ use farleaf_page::Layout;
 use std::fmt::Debug;
 use std::future::Future;
 
-/// An index design: how to create and open indexes over memory servers with pages of
-/// `MapTestLayout`.
+/// An index design: how to create and open indexes over memory servers with pages of `L`.
 pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
     /// The design's name in commands and reports.
     const NAME: &'static str;

@@ -27,7 +27,7 @@ pub mod together;
 mod values;
 
 pub use admin::{Background, IndexAdmin};
-pub use bulk::{Ascending, check_fill};
+pub use bulk::{AscendingCheck, check_fill};
 pub use by_name::{ByName, NamesOfLayout, Naming};
 pub use cache_counters::{CacheCounters, LiveCounters};
 pub use design::Design;
@@ -37,12 +37,14 @@ pub use memory_use::MemoryUse;
 pub use option_names::UnknownName;
 pub use owned_range::{OwnedRange, Ownership};
 pub use partition_options::{BalanceOptions, Boundaries, PartitionOptions};
-pub use partitioned::{Built, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, Released};
+pub use partitioned::{
+    BuiltContent, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, ReleasedKeys,
+};
 pub use range_index::{
     Exchange, KeyedRecords, OwnedForm, RangeIndex, RecordOf, RecordsOf, ScanResult,
 };
 pub(crate) use range_index::{OPERATIONS_TOGETHER, rounds};
-pub use reshape::{KeyRange, Reshape, Reshaped};
+pub use reshape::{KeyRange, Reshape, ReshapeCost};
 pub use values::{InLeaves, InTables, PartValues, ReclaimOutcome, ScanEnd, ValueForm};
 
 /// The default size of a compute server's cache, in bytes.

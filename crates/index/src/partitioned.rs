@@ -110,7 +110,7 @@ pub trait PartPool<F: Fabric, L: Layout> {
     where
         Self: 'a;
     /// Finished content.
-    type Built: Built<OwnedKey<L>>;
+    type Built: BuiltContent<OwnedKey<L>>;
     /// The memory that the index occupied before new content replaced it.
     type Former;
 
@@ -178,7 +178,7 @@ pub trait BulkBuilder<L: Layout> {
 }
 
 /// Finished content of a bulk load.
-pub trait Built<K> {
+pub trait BuiltContent<K> {
     /// Boundaries that give `parts` compute servers about the same number of records each; `None`
     /// if there are too few nodes.
     fn equal_boundaries(&self, parts: usize) -> Option<Vec<K>>;
@@ -192,7 +192,7 @@ pub trait Built<K> {
 /// *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 pub trait PartIndex<F: Fabric, L: Layout> {
     /// Keys that have been released and that no other compute server owns yet.
-    type Released<'a>: Released
+    type Released<'a>: ReleasedKeys
     where
         Self: 'a;
 
@@ -322,8 +322,8 @@ pub trait PartIndex<F: Fabric, L: Layout> {
 }
 
 /// Keys that a compute server has released and that no other one owns yet. Dropping this restores
-/// the previous range, unless [`Released::for_good`] was called.
-pub trait Released {
+/// the previous range, unless [`ReleasedKeys::for_good`] was called.
+pub trait ReleasedKeys {
     /// Completes the move: another compute server owns the keys now.
     fn for_good(self);
 }

@@ -25,7 +25,7 @@ pub enum Reshape<K> {
 
 /// The cost of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reshaped {
+pub struct ReshapeCost {
     /// When it began, in nanoseconds of the fabric's time.
     pub started_ns: u64,
     /// How long it took, in nanoseconds.

@@ -10,7 +10,7 @@
 use super::{EditAnswer, KeyedRecords, LeafEdit, PartIndex, ScanResult};
 use crate::{CacheCounters, OwnedRange};
 use farleaf_fabric::Fabric;
-use farleaf_page::{BlockRef, Layout, OwnedKey, OwnedValue, TooLong};
+use farleaf_page::{BlockRef, Layout, LengthError, OwnedKey, OwnedValue};
 use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::wire::{RecordRoom, check_sent};
 use std::fmt::Debug;
@@ -27,8 +27,8 @@ pub trait ValueForm<L: Layout>: Debug + Send + Sync + 'static {
     /// Whether a compute server takes a record.
     ///
     /// # Errors
-    /// [`TooLong`] if it does not.
-    fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong>;
+    /// [`LengthError`] if it does not.
+    fn check(key: &L::Key, value: &L::Value) -> Result<(), LengthError>;
 
     /// Marks an index that was just created as one with values in this form.
     ///
@@ -167,7 +167,7 @@ impl<L: Layout> ValueForm<L> for InLeaves {
     type Values<F: Fabric> = Self;
 
     #[inline]
-    fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
+    fn check(key: &L::Key, value: &L::Value) -> Result<(), LengthError> {
         L::check_record(key, value)
     }
 
@@ -198,7 +198,7 @@ impl<L: Layout> ValueForm<L> for InTables {
     type Shared = ();
     type Values<F: Fabric> = InLeaves;
 
-    fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
+    fn check(key: &L::Key, value: &L::Value) -> Result<(), LengthError> {
         check_sent::<L>(key, value)
     }
 

@@ -34,7 +34,7 @@ const COLOURS: [RGBColor; 6] = [
 
 /// How an axis places values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) enum Axis {
+pub(crate) enum AxisScale {
     /// From 0, in equal steps.
     #[default]
     Linear,
@@ -42,7 +42,7 @@ pub(crate) enum Axis {
     Log(f64),
 }
 
-impl Axis {
+impl AxisScale {
     /// The range that shows `values`, extended by the factor `room`. If it starts at 0, it ends at
     /// `least` or above.
     fn range(self, values: impl Iterator<Item = f64>, room: f64, least: f64) -> Range<f64> {
@@ -72,16 +72,16 @@ impl Axis {
 
 /// The axes of a plot.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Axes {
-    pub(crate) x: Axis,
-    pub(crate) y: Axis,
+pub(crate) struct PlotAxes {
+    pub(crate) x: AxisScale,
+    pub(crate) y: AxisScale,
     /// The end of the y axis, for bounded values.
     pub(crate) top: Option<f64>,
 }
 
 /// A plot of curves.
 #[derive(Clone, Debug)]
-pub(crate) struct Plot {
+pub(crate) struct CurvePlot {
     /// The title above the plot.
     pub(crate) title: String,
     /// The caption below the title: the conditions of the measurement.
@@ -91,9 +91,9 @@ pub(crate) struct Plot {
     /// Label of the y axis, which shows rates.
     pub(crate) y: &'static str,
     /// How the axes place values.
-    pub(crate) axes: Axes,
+    pub(crate) axes: PlotAxes,
     /// Points from left to right; if there are more curves than colours, colours repeat.
-    pub(crate) curves: Vec<Curve>,
+    pub(crate) curves: Vec<PlotCurve>,
     /// Whether points are drawn as dots.
     pub(crate) dots: bool,
     /// Marked positions on the x axis, with their labels.
@@ -102,7 +102,7 @@ pub(crate) struct Plot {
 
 /// One curve.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Curve {
+pub(crate) struct PlotCurve {
     /// The name in the legend.
     pub(crate) name: String,
     /// The points that the curve connects.
@@ -122,7 +122,7 @@ pub(crate) fn rate(throughput: f64) -> String {
     }
 }
 
-impl Plot {
+impl CurvePlot {
     /// Writes the plot to a file.
     pub(crate) fn draw(&self, path: &Path) -> anyhow::Result<()> {
         self.write(path).with_context(|| format!("cannot draw {}", path.display()))
@@ -138,10 +138,16 @@ impl Plot {
         let linear = |range: &Range<f64>| range.clone();
         let log = |range: &Range<f64>, base| range.clone().log_scale().base(base);
         match (self.axes.x, self.axes.y) {
-            (Axis::Linear, Axis::Linear) => self.draw_curves(&left, linear(&x), linear(&y)),
-            (Axis::Linear, Axis::Log(base)) => self.draw_curves(&left, linear(&x), log(&y, base)),
-            (Axis::Log(base), Axis::Linear) => self.draw_curves(&left, log(&x, base), linear(&y)),
-            (Axis::Log(of_x), Axis::Log(of_y)) => {
+            (AxisScale::Linear, AxisScale::Linear) => {
+                self.draw_curves(&left, linear(&x), linear(&y))
+            }
+            (AxisScale::Linear, AxisScale::Log(base)) => {
+                self.draw_curves(&left, linear(&x), log(&y, base))
+            }
+            (AxisScale::Log(base), AxisScale::Linear) => {
+                self.draw_curves(&left, log(&x, base), linear(&y))
+            }
+            (AxisScale::Log(of_x), AxisScale::Log(of_y)) => {
                 self.draw_curves(&left, log(&x, of_x), log(&y, of_y))
             }
         }?;
@@ -157,7 +163,7 @@ impl Plot {
 
     /// The range of the y axis.
     fn y_range(&self) -> Range<f64> {
-        let heights = self.curves.iter().flat_map(|Curve { points, spans, stated, .. }| {
+        let heights = self.curves.iter().flat_map(|PlotCurve { points, spans, stated, .. }| {
             let drawn = points.iter().chain(stated).map(|point| point.1);
             drawn.chain(spans.iter().flat_map(|span| [span.1, span.2]))
         });
@@ -283,7 +289,7 @@ fn draw_titles<B: DrawingBackend>(
 
 /// A column of a table, drawn as bars.
 #[derive(Clone, Debug)]
-pub(crate) struct Bars {
+pub(crate) struct BarColumn {
     /// The title above the plot.
     pub(crate) title: String,
     /// The caption below the title: the conditions of the measurement.
@@ -292,7 +298,7 @@ pub(crate) struct Bars {
     pub(crate) bars: Vec<(String, f64, String)>,
 }
 
-impl Bars {
+impl BarColumn {
     /// Writes the plot to a file.
     pub(crate) fn draw(&self, path: &Path) -> anyhow::Result<()> {
         self.write(path)
@@ -323,13 +329,13 @@ impl Bars {
 mod tests {
     use super::*;
 
-    fn plot(axes: Axes, curves: &[(&str, &[(f64, f64)])]) -> Plot {
-        let curve = |(name, points): &(&str, &[(f64, f64)])| Curve {
+    fn plot(axes: PlotAxes, curves: &[(&str, &[(f64, f64)])]) -> CurvePlot {
+        let curve = |(name, points): &(&str, &[(f64, f64)])| PlotCurve {
             name: (*name).to_owned(),
             points: points.to_vec(),
-            ..Curve::default()
+            ..PlotCurve::default()
         };
-        Plot {
+        CurvePlot {
             title: "title".to_owned(),
             caption: "caption".to_owned(),
             x: "x",
@@ -374,7 +380,7 @@ mod tests {
     #[test]
     fn a_logarithmic_axis_has_equal_steps_for_equal_ratios() {
         let points = [(1.0, 10.0), (4.0, 1_000.0), (16.0, 100_000.0)];
-        let log = Axes { x: Axis::Log(2.0), y: Axis::Log(10.0), top: None };
+        let log = PlotAxes { x: AxisScale::Log(2.0), y: AxisScale::Log(10.0), top: None };
         let elements = drawn("log", |path| plot(log, &[("a", &points)]).draw(path));
         let [first, second, third] = dots(&elements)[..] else { panic!("{elements:?}") };
         assert!((second.0 - first.0 - (third.0 - second.0)).abs() <= 1.0, "{first:?} {third:?}");
@@ -383,7 +389,8 @@ mod tests {
             assert!(text_at(&elements, tick).is_some(), "{tick}: {elements:?}");
         }
 
-        let linear = drawn("linear", |path| plot(Axes::default(), &[("a", &points)]).draw(path));
+        let linear =
+            drawn("linear", |path| plot(PlotAxes::default(), &[("a", &points)]).draw(path));
         let [first, second, third] = dots(&linear)[..] else { panic!("{linear:?}") };
         let (near, far) = (second.0 - first.0, third.0 - second.0);
         assert!((far / near - 4.0).abs() < 0.1, "12 and 3 units: {near} and {far}");
@@ -391,7 +398,7 @@ mod tests {
 
     #[test]
     fn zeros_have_no_place_on_a_logarithmic_axis() {
-        let log = Axes { y: Axis::Log(10.0), ..Axes::default() };
+        let log = PlotAxes { y: AxisScale::Log(10.0), ..PlotAxes::default() };
         let points = [(1.0, 0.0), (2.0, f64::NAN), (3.0, 5.0)];
         let elements = drawn("zeros", |path| plot(log, &[("a", &points)]).draw(path));
         assert_eq!(dots(&elements).len(), 1);
@@ -406,7 +413,7 @@ mod tests {
         let name = "one queue, two sockets (× 3), and then some more words";
         let points = [(0.0, 1.0), (100.0, 3.0)];
         let elements = drawn("legend", |path| {
-            plot(Axes::default(), &[("a", &points), (name, &points)]).draw(path)
+            plot(PlotAxes::default(), &[("a", &points), (name, &points)]).draw(path)
         });
         let (x, _) = text_at(&elements, name).unwrap();
         let rightmost = dots(&elements).iter().map(|dot| dot.0).fold(0.0, f64::max);
@@ -417,7 +424,7 @@ mod tests {
 
     #[test]
     fn stated_points_are_hollow_and_the_top_can_be_fixed() {
-        let axes = Axes { top: Some(1.0), ..Axes::default() };
+        let axes = PlotAxes { top: Some(1.0), ..PlotAxes::default() };
         let mut plot = plot(axes, &[("a", &[(1.0, 0.25), (2.0, 0.5)])]);
         plot.curves[0].stated.push((1.0, 0.5));
         let elements = drawn("stated", |path| plot.draw(path));
@@ -433,7 +440,8 @@ mod tests {
     #[test]
     fn a_long_title_has_smaller_letters() {
         let size = |title: &str| {
-            let bars = Bars { title: title.to_owned(), caption: String::new(), bars: Vec::new() };
+            let bars =
+                BarColumn { title: title.to_owned(), caption: String::new(), bars: Vec::new() };
             let elements = drawn(&format!("title-{}", title.len()), |path| bars.draw(path));
             let text = elements.iter().find(|element| element.contains(title)).unwrap();
             attribute(text, "font-size")

@@ -3,7 +3,8 @@
 use clap::Args;
 use farleaf_command_line::{units, usage};
 use farleaf_sim::{
-    CommandError, DeathAt, Deaths, Seeds, run_as_published, run_command, run_mutants, run_random,
+    CommandError, DeathAt, DeathSchedule, Seeds, run_as_published, run_command, run_mutants,
+    run_random,
 };
 use std::thread;
 
@@ -62,9 +63,9 @@ pub(crate) fn run(arguments: &SimArguments) -> anyhow::Result<bool> {
     let jobs = arguments.jobs.unwrap_or_else(processors);
     let seeds = Seeds { first: arguments.seed, count: random.unwrap_or(arguments.count), jobs };
     let deaths = match (sweep, death) {
-        (true, _) => Deaths::Sweep,
-        (false, Some(death)) => Deaths::At(*death),
-        (false, None) => Deaths::AsSeeded,
+        (true, _) => DeathSchedule::Sweep,
+        (false, Some(death)) => DeathSchedule::At(*death),
+        (false, None) => DeathSchedule::AsSeeded,
     };
     let mut out = std::io::stdout().lock();
     if let Some(names) = &arguments.as_published {

@@ -5,9 +5,9 @@
 //! `cargo bench -p farleaf-page --bench table_cost -- [RECORDS [TABLES [ROUNDS]]]`
 
 use farleaf_page::table::{
-    Clip, Compaction, CompactionProgress, IndexKind, KeyBuf, LowerLevels, MAX_SEQUENCE,
-    MergeOptions, Picked, RecordCursor, RecordKind, RecordRun, SsTableBuilder, SsTableIndex,
-    SsTableLookup, SsTableMeta, pick,
+    Compaction, CompactionOptions, CompactionProgress, IndexKind, KeyBuf, LowerLevels,
+    MAX_SEQUENCE, RecordCursor, RecordKind, RecordRun, SsTableBuilder, SsTableClip, SsTableIndex,
+    SsTableLookup, SsTableMeta, VisibleVersion, pick,
 };
 use std::hint::black_box;
 
@@ -42,8 +42,8 @@ impl Table {
 }
 
 fn merge(tables: &[Table], kind: IndexKind) -> (u64, u64) {
-    let options = MergeOptions {
-        range: Clip::default(),
+    let options = CompactionOptions {
+        range: SsTableClip::default(),
         snapshots: Vec::new(),
         below: LowerLevels::nothing(),
         cuts: Vec::new(),
@@ -51,7 +51,7 @@ fn merge(tables: &[Table], kind: IndexKind) -> (u64, u64) {
     };
     let mut merge = Compaction::new(tables.len(), options);
     for (source, table) in tables.iter().enumerate() {
-        merge.begin(source, table.meta.footer.table, &Clip::default()).unwrap();
+        merge.begin(source, table.meta.footer.table, &SsTableClip::default()).unwrap();
     }
     let mut fed = vec![0; tables.len()];
     let (mut builder, mut out) =
@@ -95,7 +95,7 @@ fn lookups(table: &Table, index: &SsTableIndex, keys: &[KeyBuf]) -> usize {
         };
         let words = &table.words[words.start as usize..words.end as usize];
         let picked = pick(words, table.meta.footer.table, key, MAX_SEQUENCE).unwrap();
-        found += usize::from(matches!(black_box(picked), Picked::Record(_)));
+        found += usize::from(matches!(black_box(picked), VisibleVersion::Record(_)));
     }
     found
 }

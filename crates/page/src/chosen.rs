@@ -38,8 +38,8 @@ pub(super) fn choose_for_process(words: usize) {
 /// page can have this size.
 pub fn with_page_words<T>(words: usize, play: impl FnOnce() -> T) -> T {
     /// Ends the choice, also after a panic.
-    struct Choice;
-    impl Drop for Choice {
+    struct PageSizeChoice;
+    impl Drop for PageSizeChoice {
         fn drop(&mut self) {
             WORDS.set(CHOSEN);
         }
@@ -48,7 +48,7 @@ pub fn with_page_words<T>(words: usize, play: impl FnOnce() -> T) -> T {
     assert!(is_sensible(words), "a page has 16 to 136 words, not {words}");
     assert_eq!(WORDS.get(), CHOSEN, "a thread chooses one page size at a time");
     WORDS.set(words);
-    let _choice = Choice;
+    let _choice = PageSizeChoice;
     play()
 }
 

@@ -4,7 +4,7 @@
 //! *Thread safety*: plain functions. The caller holds the leaf exclusively.
 
 use super::layout::{Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, OwnedValue};
-use super::limits::TooLong;
+use super::limits::LengthError;
 use super::view::Page;
 use super::weight::is_sparse;
 use super::words::PageWords;
@@ -127,21 +127,21 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     /// Whether a page can hold the key and the values.
     ///
     /// # Errors
-    /// [`TooLong`] if no page can.
+    /// [`LengthError`] if no page can.
     #[inline]
-    pub fn check<L: Layout<Key = K, Value = V>>(&self) -> Result<(), TooLong> {
+    pub fn check<L: Layout<Key = K, Value = V>>(&self) -> Result<(), LengthError> {
         self.check_by::<L>(L::check_record)
     }
 
     /// As [`LeafEdit::check`], with a limit on records that need not be that of a page.
     ///
     /// # Errors
-    /// That of `record`, or [`TooLong::Key`] if no page can hold the key.
+    /// That of `record`, or [`LengthError::Key`] if no page can hold the key.
     #[inline]
     pub fn check_by<L: Layout<Key = K, Value = V>>(
         &self,
-        record: impl Fn(&K, &V) -> Result<(), TooLong>,
-    ) -> Result<(), TooLong> {
+        record: impl Fn(&K, &V) -> Result<(), LengthError>,
+    ) -> Result<(), LengthError> {
         match self.action {
             EditAction::Get | EditAction::Remove => L::check_key(self.key),
             EditAction::Insert(value) | EditAction::Update(value) | EditAction::Upsert(value) => {

@@ -33,8 +33,8 @@
 use super::checksum::{chained_sum, sum_of};
 use super::fixed8::Fixed8;
 use super::layout::{
-    FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, Probe, ScanWindow,
-    SplitPlan,
+    DescentProbe, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry,
+    ScanWindow, SplitPlan,
 };
 use super::lock_word::LockWord;
 use super::places::EntryPlaces;
@@ -369,7 +369,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     }
 
     #[inline]
-    fn reach(page: EntriesPage<'_, WORDS, HOPS>, probe: Probe<'_, u64>) -> FencePosition {
+    fn reach(page: EntriesPage<'_, WORDS, HOPS>, probe: DescentProbe<'_, u64>) -> FencePosition {
         Fixed8::reach(plain(page), probe)
     }
 
@@ -483,7 +483,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
     }
 
     #[inline]
-    fn inner_slot(page: EntriesPage<'_, WORDS, HOPS>, probe: Probe<'_, u64>) -> usize {
+    fn inner_slot(page: EntriesPage<'_, WORDS, HOPS>, probe: DescentProbe<'_, u64>) -> usize {
         Fixed8::inner_slot(plain(page), probe)
     }
 
@@ -593,7 +593,7 @@ impl<const WORDS: usize, const HOPS: bool> Layout for Entries8<WORDS, HOPS> {
         pending: Option<&OverflowEntry<Self>>,
     ) -> SplitPlan<u64> {
         if page.level() > 0 {
-            let probe = pending.map(|entry| Probe::Before(entry.key()));
+            let probe = pending.map(|entry| DescentProbe::Before(entry.key()));
             let below = probe.map(|probe| Fixed8::inner_slot(plain(page), probe) + 1);
             return Fixed8::split_plan_at(plain(page), below);
         }

@@ -9,7 +9,7 @@ use farleaf_fabric::GlobalAddr;
 /// The first entry of a page: the last entry of the previous page, if that page had no room for it
 /// together with its high fence.
 #[derive(Debug)]
-pub enum Back<L: Layout> {
+pub enum CarriedEntry<L: Layout> {
     /// No entry yet.
     Nothing,
     /// A record of a leaf.
@@ -19,7 +19,7 @@ pub enum Back<L: Layout> {
 }
 
 /// The low fence of the next page, and its first entry.
-pub type NextPage<L> = (OwnedKey<L>, Back<L>);
+pub type NextPage<L> = (OwnedKey<L>, CarriedEntry<L>);
 
 /// Ends a page at `high` (`None`: infinite), or before its last entry. Returns the beginning of the
 /// next page; `None` if this was the last page.
@@ -31,8 +31,9 @@ pub fn fill_end<L: Layout>(
     let filling = std::mem::take(filling);
     let back = match page.level() {
         0 => L::fill_leaf_end(filling, page, high)
-            .map(|(low, (key, value))| (low, Back::Record(key, value))),
-        _ => L::fill_inner_end(filling, page, high).map(|(low, child)| (low, Back::Child(child))),
+            .map(|(low, (key, value))| (low, CarriedEntry::Record(key, value))),
+        _ => L::fill_inner_end(filling, page, high)
+            .map(|(low, child)| (low, CarriedEntry::Child(child))),
     };
-    back.or_else(|| high.map(|high| (high.to_owned(), Back::Nothing)))
+    back.or_else(|| high.map(|high| (high.to_owned(), CarriedEntry::Nothing)))
 }

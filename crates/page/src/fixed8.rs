@@ -17,8 +17,8 @@ use super::checksum::chained_sum;
 use super::chosen::{CHOSEN, is_sensible, words_of};
 use super::entries8::Entries8;
 use super::layout::{
-    FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, Probe, ScanWindow,
-    SplitPlan,
+    DescentProbe, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry,
+    ScanWindow, SplitPlan,
 };
 use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
 use super::words::PageWords;
@@ -284,13 +284,13 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn reach(page: FixedPage<'_, WORDS>, probe: Probe<'_, u64>) -> FencePosition {
+    fn reach(page: FixedPage<'_, WORDS>, probe: DescentProbe<'_, u64>) -> FencePosition {
         let low = page.load(LOW_WORD);
         let high = page.load(HIGH_WORD);
         let (below, beyond) = match probe {
-            Probe::At(&key) => (key < low, key >= high && !page.high_is_infinite()),
-            Probe::Before(&key) => (key <= low, key > high && !page.high_is_infinite()),
-            Probe::Last => (false, !page.high_is_infinite()),
+            DescentProbe::At(&key) => (key < low, key >= high && !page.high_is_infinite()),
+            DescentProbe::Before(&key) => (key <= low, key > high && !page.high_is_infinite()),
+            DescentProbe::Last => (false, !page.high_is_infinite()),
         };
         match (below, beyond) {
             (true, _) => FencePosition::Below,
@@ -424,13 +424,13 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     }
 
     #[inline]
-    fn inner_slot(page: FixedPage<'_, WORDS>, probe: Probe<'_, u64>) -> usize {
+    fn inner_slot(page: FixedPage<'_, WORDS>, probe: DescentProbe<'_, u64>) -> usize {
         let count = page.count();
         let key_at = |slot| Self::separator(page, slot);
         let not_above = match probe {
-            Probe::At(&key) => Self::partition(count, key_at, |k| k <= key),
-            Probe::Before(&key) => Self::partition(count, key_at, |k| k < key),
-            Probe::Last => count,
+            DescentProbe::At(&key) => Self::partition(count, key_at, |k| k <= key),
+            DescentProbe::Before(&key) => Self::partition(count, key_at, |k| k < key),
+            DescentProbe::Last => count,
         };
         not_above.saturating_sub(1)
     }
@@ -545,7 +545,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
         let is_leaf = page.level() == 0;
         let first = match is_leaf {
             true => before(*low),
-            false => Self::inner_slot(page, Probe::At(low)),
+            false => Self::inner_slot(page, DescentProbe::At(low)),
         };
         let end = high.map_or(count, |high| before(*high)).max(first);
         Self::copy_entries(page, first..end, page, 0);

@@ -74,32 +74,32 @@ impl<'a> Latch<'a> {
         self.word.load(Ordering::Relaxed) == version.0
     }
 
-    /// Recovers the guard of a lock that was kept with [`Exclusive::keep`]. Only the owner of the
-    /// kept lock may call this, once.
-    pub fn resume(self) -> Exclusive<'a> {
+    /// Recovers the guard of a lock that was kept with [`ExclusiveLatch::keep`]. Only the owner of
+    /// the kept lock may call this, once.
+    pub fn resume(self) -> ExclusiveLatch<'a> {
         debug_assert!(self.optimistic().is_none(), "a kept lock is locked");
-        Exclusive { word: self.word }
+        ExclusiveLatch { word: self.word }
     }
 
     /// Takes the lock for `owner` (15 bits) if the page is still at `version`.
     #[inline]
-    pub fn try_lock(self, version: LatchVersion, owner: u16) -> Option<Exclusive<'a>> {
+    pub fn try_lock(self, version: LatchVersion, owner: u16) -> Option<ExclusiveLatch<'a>> {
         let locked =
             LOCKED | (u64::from(owner & 0x7fff) << OWNER_SHIFT) | (version.0 & VERSION_MASK);
         self.word.compare_exchange(version.0, locked, Ordering::Acquire, Ordering::Relaxed).ok()?;
         fence(Ordering::Release);
-        Some(Exclusive { word: self.word })
+        Some(ExclusiveLatch { word: self.word })
     }
 }
 
 /// The right to change a page. Dropping it unlocks the page with the next version.
 #[derive(Debug)]
 #[must_use = "dropping the guard unlocks"]
-pub struct Exclusive<'a> {
+pub struct ExclusiveLatch<'a> {
     word: &'a AtomicU64,
 }
 
-impl Exclusive<'_> {
+impl ExclusiveLatch<'_> {
     /// Keeps the lock without a guard. A frame that holds no page stays locked this way, so that a
     /// thread with a stale reference to it finds it locked. [`Latch::resume`] recovers the guard.
     pub fn keep(self) {
@@ -112,7 +112,7 @@ impl Exclusive<'_> {
     }
 }
 
-impl Drop for Exclusive<'_> {
+impl Drop for ExclusiveLatch<'_> {
     #[inline]
     fn drop(&mut self) {
         let next = self.next_version();

@@ -2,7 +2,7 @@
 //! kind of keys and values takes only another implementation of [`Layout`].
 
 use super::encoded::Encoded;
-use super::limits::TooLong;
+use super::limits::LengthError;
 use super::view::Page;
 use super::words::PageWords;
 use farleaf_fabric::{GlobalAddr, Message};
@@ -12,7 +12,7 @@ use std::ops::{Bound, Range};
 
 /// The target of a descent.
 #[derive(Debug)]
-pub enum Probe<'k, K: ?Sized> {
+pub enum DescentProbe<'k, K: ?Sized> {
     /// The node that covers this key.
     At(&'k K),
     /// The node that covers the keys just below this one. No node covers keys below the smallest
@@ -23,13 +23,13 @@ pub enum Probe<'k, K: ?Sized> {
 }
 
 // Not derived: the derives would require `K: Clone` and `K: Copy`.
-impl<K: ?Sized> Clone for Probe<'_, K> {
+impl<K: ?Sized> Clone for DescentProbe<'_, K> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<K: ?Sized> Copy for Probe<'_, K> {}
+impl<K: ?Sized> Copy for DescentProbe<'_, K> {}
 
 /// Where a probe lies relative to a page's fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,17 +273,17 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Whether a page can hold the key.
     ///
     /// # Errors
-    /// [`TooLong`] if no page can.
+    /// [`LengthError`] if no page can.
     #[inline]
-    fn check_key(_key: &Self::Key) -> Result<(), TooLong> {
+    fn check_key(_key: &Self::Key) -> Result<(), LengthError> {
         Ok(())
     }
     /// Whether a page can hold the record.
     ///
     /// # Errors
-    /// [`TooLong`] if no page can, because of the length of the key or of the value.
+    /// [`LengthError`] if no page can, because of the length of the key or of the value.
     #[inline]
-    fn check_record(_key: &Self::Key, _value: &Self::Value) -> Result<(), TooLong> {
+    fn check_record(_key: &Self::Key, _value: &Self::Value) -> Result<(), LengthError> {
         Ok(())
     }
     /// Size of a key in a message, in bytes.
@@ -317,7 +317,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Sets the high fence.
     fn set_high(page: Page<'_, Self>, high: Option<&Self::Key>);
     /// Where `probe` lies relative to the page's fences.
-    fn reach(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> FencePosition;
+    fn reach(page: Page<'_, Self>, probe: DescentProbe<'_, Self::Key>) -> FencePosition;
 
     /// Leaf: the value of a key that is present and not deleted.
     fn leaf_get(page: Page<'_, Self>, key: &Self::Key) -> Option<OwnedValue<Self>>;
@@ -381,7 +381,7 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     fn search_words(page: Page<'_, Self>) -> Range<usize>;
 
     /// Inner: the slot of the subtree that covers the probe.
-    fn inner_slot(page: Page<'_, Self>, probe: Probe<'_, Self::Key>) -> usize;
+    fn inner_slot(page: Page<'_, Self>, probe: DescentProbe<'_, Self::Key>) -> usize;
     /// Inner: the position of the child word of a slot below the capacity. It lies within the page,
     /// whatever the page contains.
     fn inner_child_word(page: Page<'_, Self>, slot: usize) -> usize;
@@ -583,9 +583,11 @@ impl<L: Layout> OverflowEntry<L> {
 /// Whether a page can hold the keys that bound a range.
 ///
 /// # Errors
-/// [`TooLong`] if no page can.
+/// [`LengthError`] if no page can.
 #[inline]
-pub fn check_bounds<L: Layout, K: Borrow<L::Key>>(bounds: [&Bound<K>; 2]) -> Result<(), TooLong> {
+pub fn check_bounds<L: Layout, K: Borrow<L::Key>>(
+    bounds: [&Bound<K>; 2],
+) -> Result<(), LengthError> {
     for bound in bounds {
         if let Bound::Included(key) | Bound::Excluded(key) = bound {
             L::check_key(key.borrow())?;
@@ -597,7 +599,9 @@ pub fn check_bounds<L: Layout, K: Borrow<L::Key>>(bounds: [&Bound<K>; 2]) -> Res
 /// Whether a page can hold each record.
 ///
 /// # Errors
-/// [`TooLong`] for the first that no page can hold.
-pub fn check_records<L: Layout>(records: &[(OwnedKey<L>, OwnedValue<L>)]) -> Result<(), TooLong> {
+/// [`LengthError`] for the first that no page can hold.
+pub fn check_records<L: Layout>(
+    records: &[(OwnedKey<L>, OwnedValue<L>)],
+) -> Result<(), LengthError> {
     records.iter().try_for_each(|(key, value)| L::check_record(L::key(key), L::value(value)))
 }

@@ -46,15 +46,15 @@ pub use chosen::{CHOSEN, with_page_words};
 pub use edit::{EditAction, EditAnswer, LeafEdit, LeafOutcome};
 pub use encoded::Encoded;
 pub use entries8::Entries8;
-pub use filling::{Back, NextPage, fill_end};
+pub use filling::{CarriedEntry, NextPage, fill_end};
 pub use fixed8::Fixed8;
-pub use latch::{Exclusive, Latch, LatchVersion};
+pub use latch::{ExclusiveLatch, Latch, LatchVersion};
 pub use layout::{
-    FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, OwnedKey,
-    OwnedRecord, OwnedValue, Probe, PutField, ScanWindow, SplitPlan, WireField, check_bounds,
+    DescentProbe, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry,
+    OwnedKey, OwnedRecord, OwnedValue, PutField, ScanWindow, SplitPlan, WireField, check_bounds,
     check_records, clipped, lies_within,
 };
-pub use limits::TooLong;
+pub use limits::LengthError;
 pub use lock_word::LockWord;
 pub use named::NamedLayout;
 pub use radix::{
@@ -62,8 +62,8 @@ pub use radix::{
     PathMatch, STRING_CHECK_WORD, SlotSearch, just_after, just_before,
 };
 pub use radix::{
-    LEAF_WORDS, LeafCopy, LeafRoom, NodeCopy, NodeHeader, NodeSize, Octets, RadixChild, RadixForm,
-    RadixSlot, common_bytes,
+    LEAF_WORDS, LeafCopy, LeafMemory, NodeCopy, NodeHeader, NodeSize, Octets, RadixChild,
+    RadixForm, RadixSlot, common_bytes,
 };
 pub use restructure::{merge, split_plan};
 pub use stored::{

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 /// A key or a value that no page can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum TooLong {
+pub enum LengthError {
     /// The key is too long.
     #[error("the key has {bytes} bytes, and keys can have at most {most}")]
     Key {

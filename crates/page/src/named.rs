@@ -214,16 +214,17 @@ mod tests {
     /// If a reader takes words of two values, the result has no name.
     #[test]
     fn a_mixture_has_no_name() {
-        type B = Bytes<128>;
-        let long = |name: &u64| B::value_named(*name).len() >= 32;
-        let values: Vec<_> = (1_000..20_000).filter(long).take(60).map(B::value_named).collect();
+        type NamedTestLayout = Bytes<128>;
+        let long = |name: &u64| NamedTestLayout::value_named(*name).len() >= 32;
+        let values: Vec<_> =
+            (1_000..20_000).filter(long).take(60).map(NamedTestLayout::value_named).collect();
         assert_eq!(values.len(), 60);
         for (one, other) in values.iter().zip(&values[1..]) {
             for cut in (8..one.len().min(other.len())).step_by(8) {
                 let mixed: Vec<u8> = one[..cut].iter().chain(&other[cut..]).copied().collect();
-                assert_eq!(B::name_of_value(&mixed), None);
+                assert_eq!(NamedTestLayout::name_of_value(&mixed), None);
             }
-            assert_eq!(B::name_of_value(&one[..one.len() - 1]), None);
+            assert_eq!(NamedTestLayout::name_of_value(&one[..one.len() - 1]), None);
         }
     }
 }

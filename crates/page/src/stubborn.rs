@@ -8,8 +8,8 @@
 //! *Thread safety*: the same as for [`super::Page`].
 
 use super::layout::{
-    FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, Probe, ScanWindow,
-    SplitPlan,
+    DescentProbe, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry,
+    ScanWindow, SplitPlan,
 };
 use super::{Fixed8, Page};
 use farleaf_fabric::GlobalAddr;
@@ -111,7 +111,7 @@ impl<const WORDS: usize, const SEED: u64> Layout for RefusingLayout<WORDS, SEED>
         Fixed8::set_high(plain(page), high);
     }
 
-    fn reach(page: RefusingPage<'_, WORDS, SEED>, probe: Probe<'_, u64>) -> FencePosition {
+    fn reach(page: RefusingPage<'_, WORDS, SEED>, probe: DescentProbe<'_, u64>) -> FencePosition {
         Fixed8::reach(plain(page), probe)
     }
 
@@ -173,7 +173,7 @@ impl<const WORDS: usize, const SEED: u64> Layout for RefusingLayout<WORDS, SEED>
         Fixed8::inner_child_word(plain(page), slot)
     }
 
-    fn inner_slot(page: RefusingPage<'_, WORDS, SEED>, probe: Probe<'_, u64>) -> usize {
+    fn inner_slot(page: RefusingPage<'_, WORDS, SEED>, probe: DescentProbe<'_, u64>) -> usize {
         Fixed8::inner_slot(plain(page), probe)
     }
 

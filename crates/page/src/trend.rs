@@ -29,14 +29,14 @@ const CONFIDENCE_SHIFT: u32 = 10;
 
 /// The latest run of insertions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Trend {
+pub(super) struct InsertionTrend {
     /// The slot of the run's last entry.
     slot: u16,
     is_descending: bool,
     confidence: u16,
 }
 
-impl Trend {
+impl InsertionTrend {
     pub(super) const fn from_bits(bits: u16) -> Self {
         Self {
             slot: bits & SLOT,
@@ -122,8 +122,8 @@ pub(super) fn ends_a_run(records: &[(u64, u64)], below: usize, key: u64) -> bool
 mod tests {
     use super::*;
 
-    fn trend(slots: impl IntoIterator<Item = usize>) -> Trend {
-        slots.into_iter().fold(Trend::default(), Trend::after)
+    fn trend(slots: impl IntoIterator<Item = usize>) -> InsertionTrend {
+        slots.into_iter().fold(InsertionTrend::default(), InsertionTrend::after)
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_run_is_known_among_four() {
         let mut ends = [0, 0, 0, 0];
-        let mut now = Trend::default();
+        let mut now = InsertionTrend::default();
         let mut known = 0;
         for insertion in 0..60 {
             let writer = insertion % 4;
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn random_order_has_no_trend() {
         let mut state = 1_u64;
-        let mut now = Trend::default();
+        let mut now = InsertionTrend::default();
         let mut known = 0;
         for insertion in 0..60_000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -212,13 +212,13 @@ mod tests {
     #[test]
     fn any_bits_are_a_trend() {
         for bits in 0..=u16::MAX {
-            let now = Trend::from_bits(bits);
+            let now = InsertionTrend::from_bits(bits);
             assert_eq!(now.to_bits(), bits & 0x7fff);
             for (count, pending) in [(2, None), (2, Some(2)), (60, Some(0)), (60, Some(60))] {
                 let at = now.divide(count, pending);
                 assert!(at.is_none_or(|at| (1..count).contains(&at)), "{bits} {at:?}");
             }
-            assert_eq!(Trend::from_bits(now.after(511).to_bits()), now.after(511));
+            assert_eq!(InsertionTrend::from_bits(now.after(511).to_bits()), now.after(511));
         }
     }
 }

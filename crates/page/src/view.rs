@@ -10,7 +10,7 @@
 use super::latch::Latch;
 use super::layout::Layout;
 use super::lock_word::LockWord;
-use super::trend::Trend;
+use super::trend::InsertionTrend;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use std::fmt;
@@ -240,11 +240,11 @@ impl<'a, L: Layout> Page<'a, L> {
     }
 
     /// Where entries were inserted last.
-    pub(super) fn trend(self) -> Trend {
-        Trend::from_bits((self.load(META_WORD) >> TREND_SHIFT) as u16)
+    pub(super) fn trend(self) -> InsertionTrend {
+        InsertionTrend::from_bits((self.load(META_WORD) >> TREND_SHIFT) as u16)
     }
 
-    fn set_trend(self, trend: Trend) {
+    fn set_trend(self, trend: InsertionTrend) {
         let meta = self.load(META_WORD) & !(0xffff << TREND_SHIFT);
         self.store(META_WORD, meta | u64::from(trend.to_bits()) << TREND_SHIFT);
     }
@@ -256,7 +256,7 @@ impl<'a, L: Layout> Page<'a, L> {
 
     /// Forgets where entries were inserted, because the slots have changed.
     pub(super) fn forget_trend(self) {
-        self.set_trend(Trend::default());
+        self.set_trend(InsertionTrend::default());
     }
 
     fn set_flag(self, flag: u64, on: bool) {

@@ -1,6 +1,6 @@
 //! One step of a descent, the same on the compute side and on a memory server.
 
-use super::layout::{FencePosition, Layout, OwnedKey, Probe};
+use super::layout::{DescentProbe, FencePosition, Layout, OwnedKey};
 use super::view::Page;
 use farleaf_fabric::GlobalAddr;
 
@@ -39,7 +39,7 @@ pub enum WalkStep {
 
 /// The step from `page` towards the node of level `target` that covers `probe`.
 #[inline]
-pub fn step<L: Layout>(page: Page<'_, L>, probe: Probe<'_, L::Key>, target: u8) -> WalkStep {
+pub fn step<L: Layout>(page: Page<'_, L>, probe: DescentProbe<'_, L::Key>, target: u8) -> WalkStep {
     if page.is_dead() || page.level() < target {
         return WalkStep::Lost;
     }

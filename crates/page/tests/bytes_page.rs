@@ -4,8 +4,8 @@
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_page::{
-    Bytes, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, Page,
-    PageWords, Probe, REFERENCE_BYTES, ScanWindow, SplitPlan,
+    Bytes, DescentProbe, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry,
+    Page, PageWords, REFERENCE_BYTES, ScanWindow, SplitPlan,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -231,7 +231,8 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
     let mut model = Records::new();
     for change in changes {
         let page = owned.page::<W>();
-        let inside = |key: &[u8]| Bytes::<W>::reach(page, Probe::At(key)) == FencePosition::Inside;
+        let inside =
+            |key: &[u8]| Bytes::<W>::reach(page, DescentProbe::At(key)) == FencePosition::Inside;
         let before = owned.words();
         let mut refused = None;
         match &change {
@@ -302,7 +303,7 @@ fn leaf_is_a_map<const W: usize>(changes: Vec<Change>) {
         assert_eq!(all(page, true), expected);
         for (key, value) in &model {
             assert_eq!(Bytes::<W>::leaf_get(page, key).as_ref(), Some(value));
-            assert_eq!(Bytes::<W>::reach(page, Probe::At(key)), FencePosition::Inside);
+            assert_eq!(Bytes::<W>::reach(page, DescentProbe::At(key)), FencePosition::Inside);
         }
     }
 }
@@ -330,18 +331,18 @@ fn inner_is_a_map<const W: usize>(keys: &[Vec<u8>], probes: &[Vec<u8>]) {
     let compare = |model: &BTreeMap<Vec<u8>, GlobalAddr>| {
         assert_eq!(children(page), model.clone().into_iter().collect::<Vec<_>>());
         for probe in probes.iter().chain(model.keys()) {
-            let slot = Bytes::<W>::inner_slot(page, Probe::At(probe));
+            let slot = Bytes::<W>::inner_slot(page, DescentProbe::At(probe));
             let at_or_below = model.range::<Vec<u8>, _>(..=probe).count();
             assert_eq!(slot, at_or_below - 1);
-            let before = Bytes::<W>::inner_slot(page, Probe::Before(probe));
+            let before = Bytes::<W>::inner_slot(page, DescentProbe::Before(probe));
             assert_eq!(before, model.range::<Vec<u8>, _>(..probe).count().saturating_sub(1));
         }
-        assert_eq!(Bytes::<W>::inner_slot(page, Probe::Last), model.len() - 1);
+        assert_eq!(Bytes::<W>::inner_slot(page, DescentProbe::Last), model.len() - 1);
     };
     compare(&model);
     // Move boundaries within their gaps.
     for probe in probes.iter().filter(|probe| !probe.is_empty()) {
-        let slot = Bytes::<W>::inner_slot(page, Probe::At(probe));
+        let slot = Bytes::<W>::inner_slot(page, DescentProbe::At(probe));
         let held = Bytes::<W>::inner_key(page, slot);
         if slot == 0 || model.contains_key(probe) {
             continue;
@@ -432,7 +433,7 @@ fn read_everything<const W: usize>(page: View<'_, W>, key: &[u8], other: &[u8]) 
     assert!(page.count() <= Bytes::<W>::capacity() && page.deleted_count() <= page.count());
     assert!(Bytes::<W>::low(page).len() <= Bytes::<W>::max_key());
     assert!(Bytes::<W>::high(page).is_none_or(|high| high.len() <= Bytes::<W>::max_key()));
-    for probe in [Probe::At(key), Probe::Before(key), Probe::Last] {
+    for probe in [DescentProbe::At(key), DescentProbe::Before(key), DescentProbe::Last] {
         let _ = Bytes::<W>::reach(page, probe);
         assert!(Bytes::<W>::inner_slot(page, probe) <= page.count());
     }

@@ -4,7 +4,8 @@
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_page::{
-    FencePosition, Fixed8, Layout, LeafDelete, LeafInsert, LeafReplace, Page, Probe, ScanWindow,
+    DescentProbe, FencePosition, Fixed8, Layout, LeafDelete, LeafInsert, LeafReplace, Page,
+    ScanWindow,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -126,7 +127,7 @@ fn split_and_join<const W: usize>(changes: &[Change]) {
     assert_eq!(Fixed8::<W>::high(left), Some(Fixed8::<W>::low(right)));
     for key in model.keys() {
         let expected = if *key < separator { FencePosition::Inside } else { FencePosition::Beyond };
-        assert_eq!(Fixed8::<W>::reach(left, Probe::At(key)), expected);
+        assert_eq!(Fixed8::<W>::reach(left, DescentProbe::At(key)), expected);
     }
     // Unbalance them, rebalance them, and merge them again.
     while left.count() > 1 {
@@ -175,20 +176,23 @@ fn inner_entries<const W: usize>(keys: &std::collections::BTreeSet<u64>) {
             model.insert(key, child);
         }
     }
-    fn child<const W: usize>(page: Page<'_, Fixed8<W>>, probe: Probe<'_, u64>) -> GlobalAddr {
+    fn child<const W: usize>(
+        page: Page<'_, Fixed8<W>>,
+        probe: DescentProbe<'_, u64>,
+    ) -> GlobalAddr {
         Fixed8::<W>::inner_child(page, Fixed8::<W>::inner_slot(page, probe))
     }
     for key in keys.iter().flat_map(|&k| [k.saturating_sub(1), k, k.saturating_add(1)]) {
         let expected = *model.range(..=key).next_back().unwrap().1;
-        assert_eq!(child(page, Probe::At(&key)), expected);
+        assert_eq!(child(page, DescentProbe::At(&key)), expected);
         if key > 0 {
             assert_eq!(
-                child(page, Probe::Before(&key)),
+                child(page, DescentProbe::Before(&key)),
                 *model.range(..key).next_back().unwrap().1
             );
         }
     }
-    assert_eq!(child(page, Probe::Last), *model.values().next_back().unwrap());
+    assert_eq!(child(page, DescentProbe::Last), *model.values().next_back().unwrap());
     while page.count() > 1 {
         let slot = page.count() / 2;
         model.remove(&Fixed8::<W>::inner_key(page, slot));
@@ -233,7 +237,7 @@ fn trimmed_inner<const W: usize>(
         .filter(|key| *key >= low && high.is_none_or(|high| *key < high))
         .collect();
     let leads = || -> Vec<_> {
-        let slot = |key| Fixed8::<W>::inner_slot(page, Probe::At(key));
+        let slot = |key| Fixed8::<W>::inner_slot(page, DescentProbe::At(key));
         probes.iter().map(|key| Fixed8::<W>::inner_child(page, slot(key))).collect()
     };
     let before = leads();
@@ -371,7 +375,7 @@ proptest! {
         let page = owned.page::<128>();
         prop_assert!(page.count() <= 60);
         let _ = Fixed8::<128>::leaf_get(page, &key);
-        for probe in [Probe::At(&key), Probe::Before(&key), Probe::Last] {
+        for probe in [DescentProbe::At(&key), DescentProbe::Before(&key), DescentProbe::Last] {
             let slot = Fixed8::<128>::inner_slot(page, probe);
             let _ = (Fixed8::<128>::inner_child(page, slot), Fixed8::<128>::inner_key(page, slot));
             let _ = farleaf_page::step(page, probe, 0);

@@ -4,7 +4,7 @@
 use farleaf_fabric::{GlobalAddr, Message, ServerId};
 use farleaf_page::{EditAction, EditAnswer, Fixed8, LeafEdit};
 use farleaf_pool::wire::{
-    ClientRequest, ClientResponse, DirectoryRequest, ErrorCode, LeaseState, MergeRequest,
+    ClientRequest, ClientResponse, CompactionRequest, DirectoryRequest, ErrorCode, LeaseState,
     OffloadRequest, OffloadTicket, OwnerRequest, PoolRequest, Refusal, Reply, Request, TreeRequest,
     TreeShare, Usage,
 };
@@ -147,14 +147,17 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
         (OwnerRequest::DeadOwners { compute_server: 0x0201 }.into(), "190102"),
         (OwnerRequest::Retire { owner: 0x0201 }.into(), "1a0102"),
         (
-            MergeRequest::Begin { owner: key, job: 7, words: vec![value] }.into(),
+            CompactionRequest::Begin { owner: key, job: 7, words: vec![value] }.into(),
             "20887766554433221107000000000000000807060504030201",
         ),
         (
-            MergeRequest::Step { owner: key, job: 7, step: 0x0201 }.into(),
+            CompactionRequest::Step { owner: key, job: 7, step: 0x0201 }.into(),
             "218877665544332211070000000000000001020000",
         ),
-        (MergeRequest::Close { owner: key, job: 7 }.into(), "2288776655443322110700000000000000"),
+        (
+            CompactionRequest::Close { owner: key, job: 7 }.into(),
+            "2288776655443322110700000000000000",
+        ),
         (DirectoryRequest::State { shard: key }.into(), "238877665544332211"),
         (
             DirectoryRequest::Open { shard: key, owner: value, after: 3, extent_bytes: 4 }.into(),

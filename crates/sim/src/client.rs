@@ -5,7 +5,7 @@
 //! the final contents, before and after a collection. Its reads are operations like any other, so
 //! the checkers judge the final contents as they judge every answer.
 //!
-//! *Thread safety*: a [`Board`] is shared by all clients of a run.
+//! *Thread safety*: a [`RunBoard`] is shared by all clients of a run.
 
 use crate::death::DeathAt;
 use crate::history::{ClientAction, HistoryRecorder, InvokedOperation, OperationOutcome};
@@ -46,7 +46,7 @@ const HELD_UP_PAUSE_NS: u64 = 1_000_000_000;
 
 /// State that the clients of one run share.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct RunBoard {
     pub(crate) recorder: HistoryRecorder,
     /// The first fault found.
     fault: Mutex<Option<String>>,
@@ -79,7 +79,7 @@ pub(crate) struct RunCounts {
     pub(crate) deaths: u64,
 }
 
-impl Board {
+impl RunBoard {
     pub(crate) fn new(scenario: &Scenario, death: Option<DeathAt>) -> Self {
         let initial = match scenario.workload.load {
             LoadSpec::Insert => BTreeMap::new(),
@@ -305,16 +305,16 @@ impl Board {
 }
 
 /// Counts a client as active until dropped, whether it ends or dies.
-pub(crate) struct Active<'a>(pub(crate) &'a Board);
+pub(crate) struct ActiveClient<'a>(pub(crate) &'a RunBoard);
 
-impl Drop for Active<'_> {
+impl Drop for ActiveClient<'_> {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 /// Marks the observer as ended when dropped.
-pub(crate) struct ObserverGuard<'a>(pub(crate) &'a Board);
+pub(crate) struct ObserverGuard<'a>(pub(crate) &'a RunBoard);
 
 impl Drop for ObserverGuard<'_> {
     fn drop(&mut self) {
@@ -351,7 +351,7 @@ where
 pub(crate) async fn client<L, De, F>(
     fabric: F,
     compute: &De::Compute,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     seed: u64,
     (number, first): (usize, usize),
@@ -360,7 +360,7 @@ pub(crate) async fn client<L, De, F>(
     De: Design<L>,
     F: Fabric,
 {
-    let _active = Active(board);
+    let _active = ActiveClient(board);
     board.wait_for_load(&fabric).await;
     let in_flight = usize::from(scenario.cluster.in_flight_per_client);
     let mut streams: Vec<SimOperationStream> = (number * in_flight..(number + 1) * in_flight)
@@ -396,7 +396,7 @@ pub(crate) async fn settle<I: RangeIndex>(fabric: &impl Fabric, index: &I) {
 async fn drive<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
+    board: &RunBoard,
     stream: &mut SimOperationStream,
     operations: u32,
 ) where
@@ -418,7 +418,7 @@ async fn drive<I>(
 async fn drive_in_groups<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
+    board: &RunBoard,
     streams: &mut [SimOperationStream],
     operations: u32,
 ) where
@@ -457,10 +457,10 @@ pub(crate) async fn join_all<'a>(futures: impl Iterator<Item = impl Future<Outpu
 pub(crate) async fn observer<L, De, F>(
     fabric: F,
     compute: &De::Compute,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     number: u32,
-    deaths: &[Death],
+    deaths: &[ServerDeath],
 ) where
     L: NamedLayout,
     De: Design<L>,
@@ -474,7 +474,7 @@ pub(crate) async fn observer<L, De, F>(
     let index = ByName::<L, _>::new(index);
     load(&fabric, &index, board, scenario, number).await;
     board.let_clients_begin();
-    let mut undeclared: Vec<&Death> = deaths.iter().collect();
+    let mut undeclared: Vec<&ServerDeath> = deaths.iter().collect();
     while board.active.load(Ordering::Acquire) > 0 || !undeclared.is_empty() {
         fabric.sleep(LOOK_AGAIN_NS).await;
         // Other tasks wait for this handle's outcomes in doubt, even while it is idle.
@@ -493,7 +493,7 @@ pub(crate) async fn observer<L, De, F>(
 pub(crate) async fn load<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     number: u32,
 ) where
@@ -516,7 +516,7 @@ pub(crate) async fn load<I>(
 async fn load_in_bulk<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     first: &BTreeMap<u64, u64>,
 ) where
@@ -563,8 +563,13 @@ async fn load_in_bulk<I>(
 }
 
 /// Upserts the records of which a bulk load has loaded some.
-async fn fill_up<I>(fabric: &impl Fabric, index: &I, board: &Board, all: &[(u64, u64)], what: &str)
-where
+async fn fill_up<I>(
+    fabric: &impl Fabric,
+    index: &I,
+    board: &RunBoard,
+    all: &[(u64, u64)],
+    what: &str,
+) where
     I: IndexAdmin<Key = u64, Value = u64>,
 {
     for (key, value) in all {
@@ -585,7 +590,7 @@ where
 pub(crate) async fn read_everything<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     number: u32,
 ) where
@@ -606,12 +611,12 @@ pub(crate) async fn read_everything<I>(
 
 /// A compute server's death and the time at which it becomes known.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Death {
+pub(crate) struct ServerDeath {
     pub(crate) compute_server: u16,
     pub(crate) known_at_ns: u64,
 }
 
-async fn declare<I>(index: &I, board: &Board, compute_server: u16)
+async fn declare<I>(index: &I, board: &RunBoard, compute_server: u16)
 where
     I: IndexAdmin<Key = u64, Value = u64>,
 {
@@ -632,7 +637,7 @@ where
 async fn retry<I>(
     fabric: &impl Fabric,
     index: &I,
-    board: &Board,
+    board: &RunBoard,
     client: u32,
     action: ClientAction,
 ) -> bool

@@ -88,7 +88,7 @@ impl Seeds {
 
 /// When compute servers die, in crash scenarios.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Deaths {
+pub enum DeathSchedule {
     /// As the seed determines.
     #[default]
     AsSeeded,
@@ -113,7 +113,7 @@ pub enum Deaths {
 pub fn run_command(
     scenario: &str,
     seeds: Seeds,
-    deaths: Deaths,
+    deaths: DeathSchedule,
     out: &mut impl Write,
 ) -> Result<bool, CommandError> {
     if scenario == "canary" {
@@ -121,7 +121,7 @@ pub fn run_command(
     }
     let scenarios = select(scenario)?;
     let each = seeds.iter()?;
-    if deaths != Deaths::AsSeeded
+    if deaths != DeathSchedule::AsSeeded
         && let Some(calm) = scenarios.iter().find(|scenario| scenario.crash.is_none())
     {
         return Err(CommandError::NobodyDies(calm.name.clone()));
@@ -134,9 +134,11 @@ pub fn run_command(
         seeds.jobs,
         runs,
         |(scenario, seed), out| match deaths {
-            Deaths::AsSeeded => say(&run_seed(scenario, *seed), None, out),
-            Deaths::At(death) => say(&run_with_death(scenario, *seed, death), Some(death), out),
-            Deaths::Sweep => sweep(scenario, *seed, out),
+            DeathSchedule::AsSeeded => say(&run_seed(scenario, *seed), None, out),
+            DeathSchedule::At(death) => {
+                say(&run_with_death(scenario, *seed, death), Some(death), out)
+            }
+            DeathSchedule::Sweep => sweep(scenario, *seed, out),
         },
         |(scenario, _), is_well| {
             let counts = !failed.borrow().contains(&scenario.name);

@@ -13,7 +13,7 @@
 
 use crate::audit::{AuditedContents, Reader};
 use crate::checker::{CheckVerdict, check_kept, values_written};
-use crate::client::{self, Active, Board, ObserverGuard, join_all};
+use crate::client::{self, ActiveClient, ObserverGuard, RunBoard, join_all};
 use crate::death::DeathAt;
 use crate::history::ClientAction;
 use crate::inspect::{ExpectedState, InspectedPool};
@@ -58,7 +58,7 @@ struct CrashRun<'a, L: Layout> {
 }
 
 /// Runs all rounds and adds their histories to `board`.
-pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &RunBoard) -> Result<(), String>
 where
     L: NamedLayout,
 {
@@ -85,7 +85,7 @@ where
         };
         let which = |report: String| format!("round {round}: {report}");
         let contents = std::mem::take(&mut found.contents);
-        let clients = |board: &Board| run.round(&cluster, board, &pool, round, is_last);
+        let clients = |board: &RunBoard| run.round(&cluster, board, &pool, round, is_last);
         let death = board.death().unwrap_or_else(|| DeathAt::drawn(spec.max_writes, &mut rng));
         let death = (!is_last).then_some(death);
         let begin = (&doomed[..], death, contents);
@@ -138,12 +138,12 @@ fn restarted<L: NamedLayout>(
 async fn own_client<L: NamedLayout>(
     fabric: impl Fabric,
     pool: &Arc<ComputePool<Dex, L>>,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     seed: u64,
     (number, first): (usize, usize),
 ) {
-    let _active = Active(board);
+    let _active = ActiveClient(board);
     board.wait_for_load(&fabric).await;
     let Some(index) = board.open::<L, Dex, _>(&fabric, pool).await else { return };
     let server = fabric.compute_server();
@@ -232,7 +232,7 @@ fn is_some_key_within(scan: &ScanResult<u64>) -> bool {
 async fn write_back<L: NamedLayout>(
     fabric: impl Fabric,
     pool: &Arc<ComputePool<Dex, L>>,
-    board: &Board,
+    board: &RunBoard,
 ) {
     board.wait_for_load(&fabric).await;
     let Some(index) = board.open::<L, Dex, _>(&fabric, pool).await else { return };
@@ -283,7 +283,7 @@ impl<L: NamedLayout> CrashRun<'_, L> {
     fn round(
         &self,
         sim: &CrashCluster<L>,
-        board: &Board,
+        board: &RunBoard,
         pool: &Arc<ComputePool<Dex, L>>,
         round: u16,
         is_last: bool,
@@ -329,7 +329,7 @@ impl<L: NamedLayout> CrashRun<'_, L> {
     async fn keeper<F: Fabric>(
         &self,
         fabric: F,
-        board: &Board,
+        board: &RunBoard,
         pool: &Arc<ComputePool<Dex, L>>,
         (round, number): (u16, u32),
         is_last: bool,

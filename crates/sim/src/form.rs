@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: plain functions.
 
-use crate::inspect::{ExpectedState, InspectedPool, NamedRecords, Shards};
+use crate::inspect::{ExpectedState, InspectedPool, NamedRecords, ProcessShards};
 use crate::scenario::Scenario;
 use crate::setup::{block_options, dex_options, sharded_options};
 use farleaf_dex::{Dex, DexOptions};
@@ -151,7 +151,7 @@ impl<L: NamedLayout> IndexForm<L> for InShards {
     type Design = ShardedDlsm;
     type Values = InLeaves;
     type Reader = ShardedDlsm;
-    type Inspector = Shards<L>;
+    type Inspector = ProcessShards<L>;
 
     fn options(scenario: &Scenario) -> Result<<ShardedDlsm as Partitioned>::Options<L>, String> {
         sharded_options::<L>(scenario)
@@ -178,24 +178,24 @@ impl<L: NamedLayout> IndexForm<L> for InShards {
         Ok(())
     }
 
-    fn inspector(pool: InspectedPool<L>, scenario: &Scenario) -> Shards<L> {
-        Shards::new(pool, scenario)
+    fn inspector(pool: InspectedPool<L>, scenario: &Scenario) -> ProcessShards<L> {
+        ProcessShards::new(pool, scenario)
     }
 
-    fn begins(inspector: &Shards<L>, server: &Arc<ComputeServer<ShardedDlsm, L>>) {
+    fn begins(inspector: &ProcessShards<L>, server: &Arc<ComputeServer<ShardedDlsm, L>>) {
         inspector.begins(server.number(), server.state());
     }
 
-    fn dies(inspector: &Shards<L>, number: u16) {
+    fn dies(inspector: &ProcessShards<L>, number: u16) {
         inspector.dies(number);
     }
 
-    fn look(inspector: &Shards<L>) -> Result<(), String> {
+    fn look(inspector: &ProcessShards<L>) -> Result<(), String> {
         inspector.look()
     }
 
     fn held(
-        inspector: &Shards<L>,
+        inspector: &ProcessShards<L>,
         reader: &Arc<ComputePool<ShardedDlsm, L>>,
         _expect: ExpectedState,
     ) -> Result<NamedRecords, String> {

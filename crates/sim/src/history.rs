@@ -166,7 +166,7 @@ pub struct History {
 impl History {
     /// A digest of all events. Runs with the same events have equal hashes.
     pub fn hash(&self) -> u64 {
-        let mut hash = Fnv::new();
+        let mut hash = FnvHasher::new();
         hash.word(self.initial.len() as u64);
         for (key, value) in &self.initial {
             hash.word(*key);
@@ -254,9 +254,9 @@ impl HistoryRecorder {
 }
 
 /// FNV-1a over bytes: small, and the same on every machine.
-struct Fnv(u64);
+struct FnvHasher(u64);
 
-impl Fnv {
+impl FnvHasher {
     fn new() -> Self {
         Self(0xcbf2_9ce4_8422_2325)
     }

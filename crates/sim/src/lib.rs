@@ -34,7 +34,7 @@ mod takeover;
 mod workload;
 
 pub use command::{
-    CommandError, Deaths, Seeds, run_as_published, run_command, run_mutants, run_random,
+    CommandError, DeathSchedule, Seeds, run_as_published, run_command, run_mutants, run_random,
 };
 pub use death::DeathAt;
 pub use mutants::{AS_PUBLISHED, AsPublished, MUTANTS, Mutant};

@@ -15,7 +15,7 @@
 //! *Thread safety*: a run is one thread.
 
 use crate::checker::{CheckVerdict, check_flushed};
-use crate::client::{self, Board, join_all, settle};
+use crate::client::{self, RunBoard, join_all, settle};
 use crate::form::IndexForm;
 use crate::inspect::{ExpectedState, InspectedPool, at_the_end, watch};
 use crate::reshaping::pick;
@@ -29,12 +29,12 @@ use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Calls, Cluster, Cpu, Fabric, Provider, Region, ReplySink, ServiceCall};
 use farleaf_index::client::{Acknowledged, ClientIndex, ClientOptions, ServerDirectory};
 use farleaf_index::partition::{
-    Balancer, Clients, ComputeServer, MapState, MapStore, PartitionMap, PutOutcome, RequestQueues,
-    Worker, begin_life, end_former_life, fence_former_life,
+    Balancer, ComputeServer, MapState, MapStore, PartitionMap, PutOutcome, RequestQueues,
+    ServedClients, Worker, begin_life, end_former_life, fence_former_life,
 };
 use farleaf_index::{
     BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned, RangeIndex,
-    Reshaped, ScanResult, ValueForm,
+    ReshapeCost, ScanResult, ValueForm,
 };
 use farleaf_page::{Layout, NamedLayout, OwnedKey};
 use farleaf_pool::server::MemoryServer;
@@ -259,13 +259,13 @@ impl<L: Layout> ProcessHandler<L> {
 
 /// The clients of a process in one life. If processes die, answers are sent only after everything
 /// is written back.
-struct Answering<L: Layout> {
+struct ProcessLife<L: Layout> {
     writes_back: bool,
     unsent: RefCell<Vec<(ReplySink, ClientResponse<L>)>>,
     idle: Cell<Option<Waker>>,
 }
 
-impl<L: Layout> Clients<L> for Answering<L> {
+impl<L: Layout> ServedClients<L> for ProcessLife<L> {
     type Reply = ReplySink;
 
     fn begin(&self, _ask: &ClientRequest<L>, _reply: &ReplySink) -> bool {
@@ -288,7 +288,7 @@ impl<L: Layout> Clients<L> for Answering<L> {
     }
 }
 
-impl<L: Layout> Answering<L> {
+impl<L: Layout> ProcessLife<L> {
     fn new(writes_back: bool) -> Self {
         Self { writes_back, unsent: RefCell::default(), idle: Cell::default() }
     }
@@ -440,7 +440,7 @@ impl<K: Clone + Debug + Ord> ServerDirectory<K> for RecordDirectory<K> {
 
 /// The index behind compute servers, as a design.
 #[derive(Clone, Copy, Debug)]
-struct Deployed;
+struct DeployedIndex;
 
 #[derive(Clone, Debug)]
 struct DeployedCompute<K> {
@@ -448,7 +448,7 @@ struct DeployedCompute<K> {
     options: ClientOptions,
 }
 
-impl<L: NamedLayout> Design<L> for Deployed {
+impl<L: NamedLayout> Design<L> for DeployedIndex {
     const NAME: &'static str = "deployed";
     type Options = ();
     type Compute = DeployedCompute<OwnedKey<L>>;
@@ -484,7 +484,7 @@ struct ProcessRun<'a, L: NamedLayout, V: IndexForm<L>> {
     scenario: &'a Scenario,
     spec: &'a ProcessesSpec,
     seed: u64,
-    board: &'a Board,
+    board: &'a RunBoard,
     options: <V::Design as Partitioned>::Options<L>,
     inspector: V::Inspector,
     fronts: Vec<Arc<ProcessHandler<L>>>,
@@ -500,7 +500,7 @@ pub(crate) fn play<L, V>(
     scenario: &Scenario,
     spec: &ProcessesSpec,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
 ) -> Result<(), String>
 where
     L: NamedLayout,
@@ -603,7 +603,7 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
             let remote = self.as_client(&fabric);
             if number < clients {
                 let place = (number, 0);
-                return client::client::<L, Deployed, _>(
+                return client::client::<L, DeployedIndex, _>(
                     remote,
                     &self.compute,
                     board,
@@ -617,7 +617,7 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
                 0 if self.spec.forgets => self.last_crash(remote).await,
                 0 => {
                     let number = clients as u32 * u32::from(spec.in_flight_per_client);
-                    client::observer::<L, Deployed, _>(
+                    client::observer::<L, DeployedIndex, _>(
                         remote,
                         &self.compute,
                         board,
@@ -684,7 +684,7 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
         // What one thread does for all.
         let worker = &workers[0];
         let writes_back = self.spec.has_deaths() && !self.spec.forgets;
-        let (queues, clients) = (front.open(), Answering::new(writes_back));
+        let (queues, clients) = (front.open(), ProcessLife::new(writes_back));
         let ended = || self.board.is_over();
         let mut tasks: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
         for (worker, queue) in workers.iter().zip(&queues.threads) {
@@ -757,7 +757,8 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
                 * self.scenario.cluster.clients_per_compute_server,
         );
         let number = clients * u32::from(self.scenario.cluster.in_flight_per_client);
-        let Some(index) = self.board.open::<L, Deployed, _>(&fabric, &self.compute).await else {
+        let Some(index) = self.board.open::<L, DeployedIndex, _>(&fabric, &self.compute).await
+        else {
             return self.board.let_clients_begin();
         };
         let index = ByName::<L, _>::new(index);
@@ -805,7 +806,8 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
         let key_space = self.scenario.workload.key_space;
         let mut rng = workload::rng(self.seed, u64::MAX / 3);
         self.board.wait_for_load(&fabric).await;
-        let Some(index) = self.board.open::<L, Deployed, _>(&fabric, &self.compute).await else {
+        let Some(index) = self.board.open::<L, DeployedIndex, _>(&fabric, &self.compute).await
+        else {
             return;
         };
         let mut kills = self.spec.kills_in_moves;
@@ -852,10 +854,11 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
     async fn balancer(&self, fabric: AnyFabric) {
         let DesignSpec::Dex { balance_window_ns: 1.., .. } = self.scenario.design else { return };
         self.board.wait_for_load(&fabric).await;
-        let Some(index) = self.board.open::<L, Deployed, _>(&fabric, &self.compute).await else {
+        let Some(index) = self.board.open::<L, DeployedIndex, _>(&fabric, &self.compute).await
+        else {
             return;
         };
-        let report = |moved: Result<Reshaped, IndexError>| {
+        let report = |moved: Result<ReshapeCost, IndexError>| {
             if moved.is_ok() {
                 self.board.count_balanced();
             }

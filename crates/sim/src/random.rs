@@ -425,8 +425,8 @@ fn go_wrong(dice: &mut ScenarioRandom, what: &str, scenario: &mut Scenario) {
 /// Reduces the scenario to a simpler one that still fails with the seed, as far as this is possible
 /// quickly.
 pub(crate) fn reduced(scenario: &Scenario, seed: u64) -> Scenario {
-    type Simpler = fn(&mut Scenario);
-    const SIMPLER: &[Simpler] = &[
+    type Simplification = fn(&mut Scenario);
+    const SIMPLER: &[Simplification] = &[
         |s| s.faults.tear_probability = 0.0,
         |s| s.faults.delay_probability = 0.0,
         |s| s.faults.jitter_ns = 0,

@@ -4,7 +4,7 @@
 //!
 //! *Thread safety*: a run is one thread.
 
-use crate::client::{Board, settle};
+use crate::client::{RunBoard, settle};
 use crate::scenario::{DesignSpec, Scenario};
 use crate::workload;
 use farleaf_dex::Dex;
@@ -12,7 +12,7 @@ use farleaf_dlsm::{Dlsm, LsmShard};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::partition::ComputePool;
-use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped};
+use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, ReshapeCost};
 use farleaf_page::{Layout, NamedLayout};
 use rand::RngExt;
 
@@ -20,7 +20,7 @@ use rand::RngExt;
 pub(crate) async fn mover<L, F>(
     fabric: F,
     compute: &Arc<ComputePool<Dex, L>>,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     (seed, which): (u64, u64),
 ) where
@@ -61,7 +61,7 @@ pub(crate) async fn mover<L, F>(
 pub(crate) async fn grower<L, F>(
     fabric: F,
     compute: &Arc<ComputePool<Dex, L>>,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
     seed: u64,
 ) where
@@ -85,7 +85,7 @@ pub(crate) async fn grower<L, F>(
 pub(crate) async fn balancer<L, F>(
     fabric: F,
     compute: &Arc<ComputePool<Dex, L>>,
-    board: &Board,
+    board: &RunBoard,
     scenario: &Scenario,
 ) where
     L: NamedLayout,
@@ -93,7 +93,7 @@ pub(crate) async fn balancer<L, F>(
 {
     let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
     let Ok(index) = <Dex as Design<L>>::open_handle(fabric.clone(), compute).await else { return };
-    let report = |moved: Result<Reshaped, IndexError>| match moved {
+    let report = |moved: Result<ReshapeCost, IndexError>| match moved {
         Ok(_) => board.count_balanced(),
         Err(IndexError::InvalidArgument(_) | IndexError::Contended { retries: 0 }) => {}
         Err(error) if board.allows(&error) => {}
@@ -105,13 +105,13 @@ pub(crate) async fn balancer<L, F>(
 }
 
 /// Flushes and merges until the run is over.
-pub(crate) async fn lsm_worker<L, F>(fabric: F, shard: &Arc<LsmShard>, board: &Board)
+pub(crate) async fn lsm_worker<L, F>(fabric: F, shard: &Arc<LsmShard>, board: &RunBoard)
 where
     L: Layout,
     F: Fabric,
 {
     let Some(index) = board.open::<L, Dlsm, F>(&fabric, shard).await else { return };
-    let report = |failed: Result<Reshaped, IndexError>| {
+    let report = |failed: Result<ReshapeCost, IndexError>| {
         if let Err(error) = failed
             && !board.allows(&error)
         {

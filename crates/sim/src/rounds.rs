@@ -3,7 +3,7 @@
 //! *Thread safety*: a run is one thread.
 
 use crate::checker::{CheckVerdict, check};
-use crate::client::Board;
+use crate::client::RunBoard;
 use crate::death::DeathAt;
 use crate::history::History;
 use crate::scenario::Scenario;
@@ -16,15 +16,15 @@ use std::collections::BTreeMap;
 pub(crate) fn play_round<S: RpcService>(
     sim: &SimCluster<S>,
     scenario: &Scenario,
-    board: &Board,
+    board: &RunBoard,
     (doomed, death, contents): (&[u16], Option<DeathAt>, BTreeMap<u64, u64>),
-    clients: impl FnOnce(&Board),
+    clients: impl FnOnce(&RunBoard),
 ) -> Result<History, String> {
     // Without a death, WRITEs are also counted.
     let DeathAt { write, last_words } =
         death.unwrap_or(DeathAt { write: u64::MAX, last_words: LastWords::Some });
     sim.kill_compute_servers_at_write(doomed.to_vec(), write, last_words);
-    let round_board = Board::for_round(scenario, contents);
+    let round_board = RunBoard::for_round(scenario, contents);
     clients(&round_board);
     let left = sim.call_off_death();
     let history = round_board.recorder.take();

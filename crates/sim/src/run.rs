@@ -7,7 +7,7 @@
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
 use crate::checker::{CheckVerdict, check, check_snapshots};
-use crate::client::{Board, Death, RunCounts, client, observer};
+use crate::client::{RunBoard, RunCounts, ServerDeath, client, observer};
 use crate::crash;
 use crate::death::DeathAt;
 use crate::form::InShards;
@@ -96,7 +96,7 @@ pub fn run_design<De: Design<Fixed8<CHOSEN>>>(
     seed: u64,
     options: &De::Options,
 ) -> RunReport {
-    let play = |board: &Board| match scenario {
+    let play = |board: &RunBoard| match scenario {
         Scenario { crash: None, processes: None, cluster, .. } if cluster.keys == KeysSpec::U64 => {
             with_page_words(cluster.page_words, || {
                 play_uninspected::<_, De>(scenario, seed, board, options)
@@ -147,9 +147,9 @@ fn run_and_count(
 fn play_and_count(
     scenario: &Scenario,
     death: Option<DeathAt>,
-    play: impl FnOnce(&Board) -> Result<(), String>,
+    play: impl FnOnce(&RunBoard) -> Result<(), String>,
 ) -> (History, RunCounts, RunOutcome) {
-    let board = Board::new(scenario, death);
+    let board = RunBoard::new(scenario, death);
     // A panic of the code under test is a finding like any other, and the history up to it is
     // evidence. Anything that the panic may have left half done is dropped here, except for the
     // board, which is consistent after each of its steps.
@@ -188,7 +188,7 @@ fn play_and_count(
 }
 
 /// Selects the code for the scenario's page size. A checked scenario has a supported one.
-fn play(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+fn play(scenario: &Scenario, seed: u64, board: &RunBoard) -> Result<(), String> {
     if let Some(inline_bytes) = scenario.cluster.inline_bytes {
         return with_page_words(BLOCK_PAGE_WORDS, || {
             play_blocks(scenario, seed, board, inline_bytes)
@@ -214,7 +214,7 @@ const BLOCK_PAGE_WORDS: usize = 64;
 fn play_blocks(
     scenario: &Scenario,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
     inline_bytes: usize,
 ) -> Result<(), String> {
     type RunTestLayout = WithBlocks;
@@ -262,7 +262,7 @@ fn play_blocks(
 fn play_with_blocks<De: Design<WithBlocks>>(
     scenario: &Scenario,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
     options: &BlockOptions<De::Options>,
 ) -> Result<(), String> {
     let (servers, compute) = set_up::<WithBlocks, Blocks<De>>(scenario, options)?;
@@ -276,7 +276,7 @@ fn play_with_blocks<De: Design<WithBlocks>>(
 /// had an answer: no block is lost, and none was given back twice.
 fn count_blocks<De: Design<WithBlocks>>(
     scenario: &Scenario,
-    board: &Board,
+    board: &RunBoard,
     cluster: &SimCluster<MemoryServer<WithBlocks>>,
     compute: &BlockCompute<De::Compute>,
 ) -> Result<(), String> {
@@ -304,7 +304,7 @@ fn count_blocks<De: Design<WithBlocks>>(
     }
 }
 
-fn play_design<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+fn play_design<L>(scenario: &Scenario, seed: u64, board: &RunBoard) -> Result<(), String>
 where
     L: NamedLayout<Entries: NamedLayout, Hops: NamedLayout>,
 {
@@ -344,7 +344,7 @@ where
 }
 
 /// Runs a scenario of dLSM and inspects its tree during the run and at the end.
-fn play_dlsm<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+fn play_dlsm<L>(scenario: &Scenario, seed: u64, board: &RunBoard) -> Result<(), String>
 where
     L: NamedLayout,
 {
@@ -386,7 +386,7 @@ fn set_up<L: Layout, De: Design<L>>(
 fn play_on<L, De>(
     scenario: &Scenario,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
     options: &De::Options,
 ) -> Result<(), String>
 where
@@ -406,7 +406,7 @@ where
 fn play_uninspected<L, De>(
     scenario: &Scenario,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
     options: &De::Options,
 ) -> Result<(), String>
 where
@@ -420,7 +420,11 @@ where
 }
 
 /// Runs a scenario of DEX and inspects its tree during the run and at the end.
-fn play_dex<L: NamedLayout>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String> {
+fn play_dex<L: NamedLayout>(
+    scenario: &Scenario,
+    seed: u64,
+    board: &RunBoard,
+) -> Result<(), String> {
     if scenario.crash.is_some() {
         return crash::play::<L>(scenario, seed, board);
     }
@@ -477,7 +481,7 @@ fn play_dex<L: NamedLayout>(scenario: &Scenario, seed: u64, board: &Board) -> Re
 fn simulate<L, De, B>(
     scenario: &Scenario,
     seed: u64,
-    board: &Board,
+    board: &RunBoard,
     servers: &[Arc<MemoryServer<L>>],
     compute: &De::Compute,
     (others, beside): (usize, B),
@@ -490,13 +494,14 @@ where
     let cluster = &scenario.cluster;
     let sim = sim_config(scenario, &mut workload::rng(seed, 0));
     let known_after_ns = scenario.faults.declare_dead_after_ns;
-    let death = |&(compute_server, at_ns): &(u16, u64)| Death {
+    let death = |&(compute_server, at_ns): &(u16, u64)| ServerDeath {
         compute_server,
         known_at_ns: at_ns.saturating_add(known_after_ns),
     };
-    let mut deaths: Vec<Death> = sim.faults.kill_compute_server_at_ns.iter().map(death).collect();
+    let mut deaths: Vec<ServerDeath> =
+        sim.faults.kill_compute_server_at_ns.iter().map(death).collect();
     let mut rng = workload::rng(seed, u64::MAX / 9);
-    deaths.extend(scenario.faults.declare_live_dead.iter().map(|wrong| Death {
+    deaths.extend(scenario.faults.declare_live_dead.iter().map(|wrong| ServerDeath {
         compute_server: wrong.server,
         known_at_ns: rng.random_range(wrong.earliest_ns..=wrong.latest_ns),
     }));

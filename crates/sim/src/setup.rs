@@ -8,7 +8,9 @@ use crate::spread::SpreadOptions;
 use crate::workload;
 use farleaf_dex::DexOptions;
 use farleaf_dex::cache::CacheOptions;
-use farleaf_dlsm::{DlsmOptions, DlsmServerOptions, MemTableOptions, MergePlace, ShardedOptions};
+use farleaf_dlsm::{
+    CompactionPlace, DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedOptions,
+};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
@@ -173,9 +175,9 @@ pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
         workers: merges_together,
         most_hidden: 16,
         merges: match merges {
-            MergesSpec::Compute => MergePlace::Compute,
-            MergesSpec::Memory => MergePlace::Memory,
-            MergesSpec::ByCost => MergePlace::ByCost,
+            MergesSpec::Compute => CompactionPlace::Compute,
+            MergesSpec::Memory => CompactionPlace::Memory,
+            MergesSpec::ByCost => CompactionPlace::ByCost,
         },
         write_queue: false,
     })

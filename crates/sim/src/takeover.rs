@@ -11,7 +11,7 @@
 
 use crate::audit::{AuditedContents, Reader};
 use crate::checker::{CheckVerdict, check_kept};
-use crate::client::{self, Board, ObserverGuard};
+use crate::client::{self, ObserverGuard, RunBoard};
 use crate::death::DeathAt;
 use crate::history::ClientAction;
 use crate::inspect::{InspectedPool, InspectedTree, watch};
@@ -42,7 +42,7 @@ struct TakeoverRun<'a, L: Layout> {
 }
 
 /// Runs all rounds and adds their histories to `board`.
-pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &Board) -> Result<(), String>
+pub(crate) fn play<L>(scenario: &Scenario, seed: u64, board: &RunBoard) -> Result<(), String>
 where
     L: NamedLayout,
 {
@@ -66,7 +66,7 @@ where
         let doomed: Vec<u16> = (0..scenario.cluster.compute_servers).collect();
         let which = |report: String| format!("round {round}: {report}");
         let contents = std::mem::take(&mut found.contents);
-        let clients = |board: &Board| run.round(&sim, board, &shard, round, is_last);
+        let clients = |board: &RunBoard| run.round(&sim, board, &shard, round, is_last);
         let death = board.death().unwrap_or_else(|| DeathAt::drawn(spec.max_writes, &mut rng));
         let death = (!is_last).then_some(death);
         let begin = (&doomed[..], death, contents);
@@ -123,7 +123,7 @@ where
     fn round(
         &self,
         sim: &TakeoverCluster<L>,
-        board: &Board,
+        board: &RunBoard,
         shard: &Arc<LsmShard>,
         round: u16,
         is_last: bool,
@@ -161,7 +161,7 @@ where
     async fn keeper<F: Fabric>(
         &self,
         fabric: F,
-        board: &Board,
+        board: &RunBoard,
         shard: &Arc<LsmShard>,
         (round, number): (u16, u32),
         is_last: bool,

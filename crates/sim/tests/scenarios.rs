@@ -3,7 +3,7 @@
 
 use farleaf_sim::history::{ClientAction, OperationOutcome};
 use farleaf_sim::{
-    DeathAt, Deaths, RunOutcome, SCENARIOS, Scenario, Seeds, run_and_keep, run_command,
+    DeathAt, DeathSchedule, RunOutcome, SCENARIOS, Scenario, Seeds, run_and_keep, run_command,
     run_mutants, run_random, run_seed, run_with_death,
 };
 
@@ -302,12 +302,12 @@ fn every_kind_of_answer_shows() {
 fn the_planted_bug_is_caught_and_can_be_replayed() {
     let name = "canary-skipped-validation";
     let mut out = Vec::new();
-    assert!(!run_command(name, Seeds::new(1, 200), Deaths::AsSeeded, &mut out).unwrap());
+    assert!(!run_command(name, Seeds::new(1, 200), DeathSchedule::AsSeeded, &mut out).unwrap());
     let text = String::from_utf8(out).unwrap();
     // Runs side by side have gone on past the one that failed, and must not show.
     let mut side_by_side = Vec::new();
     let seeds = Seeds { jobs: 3, ..Seeds::new(1, 200) };
-    assert!(!run_command(name, seeds, Deaths::AsSeeded, &mut side_by_side).unwrap());
+    assert!(!run_command(name, seeds, DeathSchedule::AsSeeded, &mut side_by_side).unwrap());
     assert_eq!(String::from_utf8(side_by_side).unwrap(), text);
     let replay = text.lines().last().unwrap();
     let seed: u64 = replay
@@ -316,7 +316,7 @@ fn the_planted_bug_is_caught_and_can_be_replayed() {
         .and_then(|seed| seed.parse().ok())
         .unwrap_or_else(|| panic!("no replay command: {text}"));
     let mut again = Vec::new();
-    assert!(!run_command(name, Seeds::new(seed, 1), Deaths::AsSeeded, &mut again).unwrap());
+    assert!(!run_command(name, Seeds::new(seed, 1), DeathSchedule::AsSeeded, &mut again).unwrap());
     let again = String::from_utf8(again).unwrap();
     assert!(text.ends_with(&again), "a replay shows the same: {again}");
 }
@@ -324,7 +324,7 @@ fn the_planted_bug_is_caught_and_can_be_replayed() {
 #[test]
 fn canaries_succeed_when_all_are_caught() {
     let mut out = Vec::new();
-    let none = run_command("canary", Seeds::new(1, 0), Deaths::AsSeeded, &mut out).unwrap();
+    let none = run_command("canary", Seeds::new(1, 0), DeathSchedule::AsSeeded, &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
     let unnoticed = text.lines().filter(|line| line.ends_with("went UNNOTICED in 0 runs")).count();
     let canaries = SCENARIOS.iter().filter(|(name, _)| name.starts_with("canary-")).count();
@@ -371,7 +371,8 @@ fn a_long_collection_on_a_lossy_network_is_no_endless_loop() {
 fn the_command_says_what_it_ran_and_what_is_wrong() {
     let run = |scenario: &str, seed, count| {
         let mut out = Vec::new();
-        let result = run_command(scenario, Seeds::new(seed, count), Deaths::AsSeeded, &mut out);
+        let result =
+            run_command(scenario, Seeds::new(seed, count), DeathSchedule::AsSeeded, &mut out);
         (result, String::from_utf8(out).unwrap())
     };
     let (result, text) = run("coarse-range-calm", 3, 2);
@@ -392,7 +393,7 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
     );
 
     let mut out = Vec::new();
-    let calm = run_command("coarse-range-calm", Seeds::new(1, 1), Deaths::Sweep, &mut out);
+    let calm = run_command("coarse-range-calm", Seeds::new(1, 1), DeathSchedule::Sweep, &mut out);
     assert!(calm.unwrap_err().to_string().contains("has no crashes"), "nothing to sweep");
     assert!(out.is_empty());
 
@@ -413,7 +414,7 @@ fn the_command_says_what_it_ran_and_what_is_wrong() {
 fn a_death_at_every_write_leaves_what_it_may() {
     let mut out = Vec::new();
     let all_well =
-        run_command("dex-crash-sweep", Seeds::new(1, 1), Deaths::Sweep, &mut out).unwrap();
+        run_command("dex-crash-sweep", Seeds::new(1, 1), DeathSchedule::Sweep, &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
     assert!(all_well, "{}", text.lines().rev().take(20).collect::<Vec<_>>().join("\n"));
     assert!(text.lines().count() > 300, "{} runs", text.lines().count());

@@ -18,7 +18,7 @@ use std::ops::Bound;
 
 /// The environment of the suite.
 #[derive(Debug)]
-pub struct Setup<'a, P, O> {
+pub struct SuiteSetup<'a, P, O> {
     /// The provider that runs the cluster.
     pub provider: &'a P,
     /// Options for each new index.
@@ -31,14 +31,14 @@ pub struct Setup<'a, P, O> {
 
 /// Background tasks that run beside the clients of the suite, on endpoints of their own.
 #[derive(Debug, Default)]
-pub struct Beside {
+pub struct SuiteBackground {
     /// The compute server of each.
     compute_servers: Vec<u16>,
     /// WRITEs of them all, after they had opened the index.
     writes: AtomicU64,
 }
 
-impl Beside {
+impl SuiteBackground {
     /// No background tasks: clients do that work themselves.
     pub fn nothing() -> Self {
         Self::default()
@@ -146,16 +146,16 @@ impl<F: Fabric> ClientRandom<F> {
     }
 }
 
-/// A cluster started by `Setup`.
-type Started<L, P> = <P as Provider>::Cluster<MemoryServer<L>>;
+/// A cluster started by `SuiteSetup`.
+type StartedCluster<L, P> = <P as Provider>::Cluster<MemoryServer<L>>;
 type NumberModel = BTreeMap<u64, u64>;
 
-impl<P: Provider, O: Clone> Setup<'_, P, O> {
+impl<P: Provider, O: Clone> SuiteSetup<'_, P, O> {
     /// Starts the memory servers, without an index.
     ///
     /// # Panics
     /// If there is not enough memory for them.
-    pub fn start<L: Layout>(&self) -> Started<L, P> {
+    pub fn start<L: Layout>(&self) -> StartedCluster<L, P> {
         let server = |number| MemoryServer::new(ServerId::new(number), &self.server);
         let servers = (0..self.memory_servers).map(|number| Arc::new(server(number).unwrap()));
         self.provider.start(servers.collect())
@@ -165,7 +165,7 @@ impl<P: Provider, O: Clone> Setup<'_, P, O> {
     ///
     /// # Panics
     /// If that fails.
-    pub fn with_index<L: Layout, D: Design<L, Options = O>>(&self) -> Started<L, P>
+    pub fn with_index<L: Layout, D: Design<L, Options = O>>(&self) -> StartedCluster<L, P>
     where
         O: Sync,
     {
@@ -180,34 +180,34 @@ impl<P: Provider, O: Clone> Setup<'_, P, O> {
 ///
 /// # Panics
 /// If one fails.
-pub fn run<L, D, P>(setup: &Setup<'_, P, D::Options>)
+pub fn run<L, D, P>(setup: &SuiteSetup<'_, P, D::Options>)
 where
     L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
     opening::<L, D, P>(setup);
-    every_check::<L, D, P>(setup, &Beside::nothing());
+    every_check::<L, D, P>(setup, &SuiteBackground::nothing());
 }
 
 /// Runs every check as [`run`] does, but beside background tasks where there are operations.
 ///
 /// # Panics
 /// If one fails, or if no background task has written anything.
-pub fn run_with_background<L, D, P>(setup: &Setup<'_, P, D::Options>)
+pub fn run_with_background<L, D, P>(setup: &SuiteSetup<'_, P, D::Options>)
 where
     L: NamedLayout,
     D: Design<L>,
     P: Provider,
 {
     opening::<L, D, P>(setup);
-    let beside = Beside::two();
+    let beside = SuiteBackground::two();
     every_check::<L, D, P>(setup, &beside);
     let writes = beside.writes.load(Ordering::Relaxed);
     assert!(writes > 0, "the background tasks have written nothing");
 }
 
-fn every_check<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
+fn every_check<L, D, P>(setup: &SuiteSetup<'_, P, D::Options>, beside: &SuiteBackground)
 where
     L: NamedLayout,
     D: Design<L>,
@@ -232,7 +232,7 @@ fn compute<L: Layout, D: Design<L>>(options: &D::Options) -> D::Compute {
 }
 
 /// Checks that an index is created only once, and cannot be opened before that.
-pub fn opening<L, D, P>(setup: &Setup<'_, P, D::Options>)
+pub fn opening<L, D, P>(setup: &SuiteSetup<'_, P, D::Options>)
 where
     L: NamedLayout,
     D: Design<L>,
@@ -304,7 +304,7 @@ async fn same_contents<I: RangeIndex<Key = u64, Value = u64>>(index: &I, model: 
 }
 
 /// One client runs random operations, including the extreme keys and values.
-pub fn single_operations<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
+pub fn single_operations<L, D, P>(setup: &SuiteSetup<'_, P, D::Options>, beside: &SuiteBackground)
 where
     L: NamedLayout,
     D: Design<L>,
@@ -435,7 +435,7 @@ fn model_scan(model: &NumberModel, scan: &ScanResult<u64>) -> Vec<(u64, u64)> {
 }
 
 /// Scans with every kind of bound, both directions, limits, and empty and crossed ranges.
-pub fn scans<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
+pub fn scans<L, D, P>(setup: &SuiteSetup<'_, P, D::Options>, beside: &SuiteBackground)
 where
     L: NamedLayout,
     D: Design<L>,
@@ -494,7 +494,7 @@ impl From<IndexError> for SourceError {
 /// A load from a file with a bad row once committed the rows before it and reported that it had
 /// loaded none, so the next attempt found an index that was not empty: a failed source was taken
 /// for its end.
-pub fn bulk_load<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
+pub fn bulk_load<L, D, P>(setup: &SuiteSetup<'_, P, D::Options>, beside: &SuiteBackground)
 where
     L: NamedLayout,
     D: Design<L>,
@@ -542,7 +542,7 @@ where
 
 /// Several clients at once, each the only one to change its own keys. Each sees exactly its own
 /// changes, while other clients split, merge and collect the nodes around them.
-pub fn concurrent_owners<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
+pub fn concurrent_owners<L, D, P>(setup: &SuiteSetup<'_, P, D::Options>, beside: &SuiteBackground)
 where
     L: NamedLayout,
     D: Design<L>,
@@ -585,7 +585,7 @@ where
 }
 
 /// Several clients at once on the same few keys: every compare-exchange counts exactly once.
-pub fn concurrent_counters<L, D, P>(setup: &Setup<'_, P, D::Options>, beside: &Beside)
+pub fn concurrent_counters<L, D, P>(setup: &SuiteSetup<'_, P, D::Options>, beside: &SuiteBackground)
 where
     L: NamedLayout,
     D: Design<L>,

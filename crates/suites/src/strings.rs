@@ -1,6 +1,6 @@
 //! Random operations on byte strings, whose answers are compared with those of a `BTreeMap`.
 
-use crate::conformance::Setup;
+use crate::conformance::SuiteSetup;
 use crate::providers::AnyProvider;
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, ScanResult};
@@ -133,7 +133,7 @@ pub async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, model: &S
 /// # Panics
 /// If an answer is wrong.
 pub fn random_operations<const W: usize, D>(
-    setup: &Setup<'_, AnyProvider, D::Options>,
+    setup: &SuiteSetup<'_, AnyProvider, D::Options>,
     operations: usize,
     most_value: u64,
 ) where
@@ -175,7 +175,7 @@ pub fn random_operations<const W: usize, D>(
 ///
 /// # Panics
 /// If an answer is wrong.
-pub fn loads<const W: usize, D>(setup: &Setup<'_, AnyProvider, D::Options>, most_value: u64)
+pub fn loads<const W: usize, D>(setup: &SuiteSetup<'_, AnyProvider, D::Options>, most_value: u64)
 where
     D: Design<Bytes<W>>,
 {

@@ -285,12 +285,13 @@ fn no_guard_is_made_only_to_be_refused() {
     let folders = library_folders().chain(["crates/fabric-verbs/src".to_owned()]);
     let files: Vec<_> = folders.flat_map(|folder| files_below(&folder)).collect();
     let guards: BTreeSet<String> = files.iter().flat_map(|(_, text)| guards(text)).collect();
-    assert!(guards.contains("Moving") && guards.contains("Hold"), "{guards:?}");
+    assert!(guards.contains("MoveRight") && guards.contains("Hold"), "{guards:?}");
     for (file, text) in &files {
         assert_eq!(guards_made_in_vain(text, &guards), [""; 0], "{file}");
     }
-    let wrong = "fn begin(&self) { (!self.busy.swap(true, AcqRel)).then_some(Moving(&self.busy)) }";
-    assert_eq!(guards_made_in_vain(wrong, &guards), ["Moving"]);
+    let wrong =
+        "fn begin(&self) { (!self.busy.swap(true, AcqRel)).then_some(MoveRight(&self.busy)) }";
+    assert_eq!(guards_made_in_vain(wrong, &guards), ["MoveRight"]);
 }
 
 #[test]

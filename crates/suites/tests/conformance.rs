@@ -14,7 +14,7 @@ use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
 use farleaf_page::{Bytes, Fixed8};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -135,29 +135,29 @@ type Tiny = Fixed8<16>;
 fn coarse(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 8 << 20, chunk_bytes: 1 << 14, ..lent() };
     for options in [range(), hash()] {
-        let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+        let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Tiny, Coarse, _>(&setup);
     }
-    let setup = Setup { provider, options: range(), memory_servers: 3, server };
+    let setup = SuiteSetup { provider, options: range(), memory_servers: 3, server };
     conformance::run::<Fixed8, Coarse, _>(&setup);
 }
 
 fn fine(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
-    let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Fine, _>(&setup);
-    let setup = Setup { provider, options: FineOptions::default(), memory_servers: 3, server };
+    let setup = SuiteSetup { provider, options: FineOptions::default(), memory_servers: 3, server };
     conformance::run::<Fixed8, Fine, _>(&setup);
 }
 
 fn hybrid(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, chunk_bytes: 1 << 14, ..lent() };
     let options = HybridOptions { chunk_nodes_log2: 4, partitioning: range().partitioning };
-    let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Hybrid, _>(&setup);
     let options = HybridOptions::with_boundaries(vec![u64::MAX / 3, u64::MAX / 3 * 2]);
-    let setup = Setup { provider, options, memory_servers: 3, server };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server };
     conformance::run::<Fixed8, Hybrid, _>(&setup);
 }
 
@@ -171,11 +171,11 @@ fn chime(provider: &AnyConfig) {
         ..Default::default()
     };
     let options = ChimeOptions { tree, hot_bytes: 0 };
-    let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Chime, _>(&setup);
     // Leaves of 20 entries, in which records move.
     let options = ChimeOptions { hot_bytes: 4_000, ..ChimeOptions::default() };
-    let setup = Setup { provider, options, memory_servers: 3, server };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server };
     conformance::run::<Fixed8<64>, Chime, _>(&setup);
 }
 
@@ -184,16 +184,16 @@ fn sherman(provider: &AnyConfig) {
     // Hardly any parent stays in the cache.
     let few = ShermanOptions { chunk_nodes_log2: 4, cache_bytes: 1_000, ..Default::default() };
     let options = ShermanOptions { hand_overs: 2, ..few };
-    let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Sherman, _>(&setup);
     for by_versions in [false, true] {
         let options = ShermanOptions { by_versions, ..ShermanOptions::default() };
-        let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+        let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Fixed8, Sherman, _>(&setup);
     }
     let boundaries = vec![u64::MAX / 3, u64::MAX / 3 * 2];
     let options = PShermanOptions { sherman: options, boundaries };
-    let setup = Setup { provider, options, memory_servers: 3, server };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server };
     conformance::run::<Tiny, PSherman, _>(&setup);
 }
 
@@ -204,15 +204,15 @@ fn smart(provider: &AnyConfig) {
     for cache_bytes in [5_000, 0, 64 << 20] {
         let combines = cache_bytes > 0;
         let options = SmartOptions { chunk_bytes: 1 << 14, cache_bytes, combines };
-        let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+        let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Fixed8, Smart, _>(&setup);
     }
     let smart = SmartOptions { chunk_bytes: 1 << 14, ..SmartOptions::default() };
     let options = PSmartOptions { smart, boundaries: vec![u64::MAX / 3, u64::MAX / 3 * 2] };
-    let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
     conformance::run::<Fixed8, PSmart, _>(&setup);
     let server = MemoryServerConfig { pool_bytes: 32 << 20, ..server };
-    let setup = Setup { provider, options: smart, memory_servers: 3, server };
+    let setup = SuiteSetup { provider, options: smart, memory_servers: 3, server };
     conformance::run::<Bytes<64>, Smart, _>(&setup);
 }
 
@@ -226,12 +226,12 @@ fn dex(provider: &AnyConfig) {
         placement_level: 1,
         ..DexOptions::with_boundaries(thirds.clone(), few)
     };
-    let setup = Setup { provider, options: tiny, memory_servers: 3, server: server.clone() };
+    let setup = SuiteSetup { provider, options: tiny, memory_servers: 3, server: server.clone() };
     conformance::run::<Tiny, Dex, _>(&setup);
     let some = CacheOptions { bytes: 1 << 18, ..CacheOptions::default() };
     for boundaries in [vec![], thirds] {
         let options = DexOptions::with_boundaries(boundaries, some);
-        let setup = Setup { provider, options, memory_servers: 3, server: server.clone() };
+        let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Fixed8, Dex, _>(&setup);
     }
 }
@@ -242,14 +242,14 @@ fn dlsm(provider: &AnyConfig) {
     let server = MemoryServerConfig { pool_bytes: 32 << 20, ..lent() };
     let tree = DlsmOptions::tiny();
     let setup =
-        Setup { provider, options: tree.clone(), memory_servers: 3, server: server.clone() };
+        SuiteSetup { provider, options: tree.clone(), memory_servers: 3, server: server.clone() };
     conformance::run_with_background::<Bytes<128>, Dlsm, _>(&setup);
     let each = DlsmServerOptions { tree, ..DlsmServerOptions::default() };
     let options = ShardedOptions {
         within: vec![u64::MAX / 4, u64::MAX / 4 * 3],
         ..ShardedOptions::with_boundaries(vec![u64::MAX / 2], each)
     };
-    let setup = Setup { provider, options, memory_servers: 3, server };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server };
     conformance::run_with_background::<Fixed8, ShardedDlsm, _>(&setup);
 }
 
@@ -263,7 +263,7 @@ fn dex_offloading(provider: &AnyConfig) {
         placement_level: 2,
         ..DexOptions::with_boundaries(half, few)
     };
-    let setup = Setup { provider, options, memory_servers: 3, server };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server };
     conformance::run::<Tiny, Dex, _>(&setup);
 }
 
@@ -310,7 +310,7 @@ fn dex_without_a_cache() {
         ..DexOptions::with_boundaries(vec![u64::MAX / 3, u64::MAX / 3 * 2], cache)
     };
     let provider = AnyConfig::from(LocalConfig::default());
-    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    let setup = SuiteSetup { provider: &provider, options, memory_servers: 3, server };
     conformance::run::<Tiny, Dex, _>(&setup);
     conformance::run::<Fixed8, Dex, _>(&setup);
 }

@@ -7,13 +7,13 @@
 mod memtable;
 
 use farleaf_dex::cache::{
-    CacheOptions, Cooled, CoolingBucket, FrameArena, FrameCache, FrameId, FrameState, Mapped,
-    MappingTable, Swip,
+    CacheOptions, CoolOutcome, CoolingBucket, FrameArena, FrameCache, FrameId, FrameState,
+    MappedNode, MappingTable, Swip,
 };
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_index::OwnedRange;
-use farleaf_page::{FencePosition, Fixed8, Latch, Layout, Page, Probe};
+use farleaf_page::{DescentProbe, FencePosition, Fixed8, Latch, Layout, Page};
 use farleaf_pool::server::Epochs;
 use loom::thread;
 
@@ -131,7 +131,7 @@ fn a_lookup_beside_a_split() {
         });
         let page = Page::<Tiny>::new(&left[..]);
         if let Some(version) = page.latch().optimistic() {
-            let reach = Tiny::reach(page, Probe::At(&30));
+            let reach = Tiny::reach(page, DescentProbe::At(&30));
             let value = Tiny::leaf_get(page, &30);
             if page.latch().validate(version) {
                 match reach {
@@ -230,9 +230,9 @@ fn one_mark_at_a_time() {
                             mark.publish(frame);
                         }
                     }
-                    Err(Mapped::Frame(found)) => drop(mapping.remove(NODE, found)),
-                    Err(Mapped::Io) => {}
-                    Err(Mapped::Absent) => panic!("it is said to be there"),
+                    Err(MappedNode::Frame(found)) => drop(mapping.remove(NODE, found)),
+                    Err(MappedNode::Io) => {}
+                    Err(MappedNode::Absent) => panic!("it is said to be there"),
                 }
             }
         };
@@ -240,11 +240,11 @@ fn one_mark_at_a_time() {
         let thread = thread::spawn(move || work(&their_mapping, &theirs[0], FrameId::new(1), true));
         work(&mapping, &shared[0], FrameId::new(2), false);
         thread.join().unwrap();
-        if let Mapped::Frame(frame) = mapping.get(NODE) {
+        if let MappedNode::Frame(frame) = mapping.get(NODE) {
             assert_eq!(frame, FrameId::new(1), "the other one publishes nothing");
             assert!(mapping.remove(NODE, frame));
         }
-        assert_eq!(mapping.get(NODE), Mapped::Absent, "it was there once");
+        assert_eq!(mapping.get(NODE), MappedNode::Absent, "it was there once");
     });
 }
 
@@ -275,7 +275,7 @@ fn a_freed_node_is_marked_by_nobody() {
         }
         thread.join().unwrap();
         assert!(mapping.remove(NODE, FrameId::new(2)));
-        assert_eq!(mapping.get(NODE), Mapped::Absent, "it was there once");
+        assert_eq!(mapping.get(NODE), MappedNode::Absent, "it was there once");
     });
 }
 
@@ -350,7 +350,7 @@ fn a_descent_beside_an_eviction() {
         let (cache, root, left) = two_leaves();
         let theirs = Arc::clone(&cache);
         let thread = thread::spawn(move || {
-            assert_eq!(theirs.cool(left, true), Cooled::Done(None));
+            assert_eq!(theirs.cool(left, true), CoolOutcome::Done(None));
             assert_eq!(theirs.cooling().pop(0), Some(left));
             let free = theirs.evict(left).unwrap();
             let parent = theirs.seen(root).unwrap();
@@ -360,7 +360,7 @@ fn a_descent_beside_an_eviction() {
             assert!(theirs.publish_hot(free, mark, parent, 1).is_ok());
         });
         if let Some(parent) = cache.seen(root) {
-            let slot = Tiny::inner_slot(parent.page, Probe::At(&10));
+            let slot = Tiny::inner_slot(parent.page, DescentProbe::At(&10));
             if let Some(Swip::Frame(frame)) = cache.swip(parent.page, slot)
                 && let Some(child) = cache.seen(frame)
                 && parent.is_valid()

@@ -12,7 +12,7 @@
 #![cfg(shuttle)]
 
 use farleaf_dex::cache::{
-    AdmissionName, CacheOptions, FrameCache, FrameId, FrameState, Mapped, is_clean,
+    AdmissionName, CacheOptions, FrameCache, FrameId, FrameState, MappedNode, is_clean,
 };
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
@@ -27,7 +27,7 @@ use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, ScanResult};
 use farleaf_page::rules::KnownRule;
 use farleaf_page::{Fixed8, Layout};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use shuttle::rand::{RngCore, thread_rng};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, FailurePersistence, Runner};
@@ -206,7 +206,7 @@ impl<L: Pages> World<L> {
         };
         let server = MemoryServerConfig { pool_bytes: 112 << 10, ..Default::default() };
         let setup =
-            Setup { provider: &provider, options: options.clone(), memory_servers: 2, server };
+            SuiteSetup { provider: &provider, options: options.clone(), memory_servers: 2, server };
         let memory = setup.with_index::<L, Dex>();
         let pool = <Dex as Design<L>>::compute(&options).unwrap();
         let world = Self { memory, pool, options };
@@ -277,7 +277,7 @@ fn frames_are_sound<L: Pages>(cache: &FrameCache<L>) {
             assert!(fresh || cache.seen(frame).is_none(), "C2: {frame:?}");
             continue;
         }
-        assert_eq!(cache.mapping().get(address.to_bits()), Mapped::Frame(frame), "C5");
+        assert_eq!(cache.mapping().get(address.to_bits()), MappedNode::Frame(frame), "C5");
         assert!(cache.seen(frame).is_some() && !arena.is_writing(frame), "{frame:?} is left over");
         let parent = pointed_to_by.get(&frame).copied();
         match state {

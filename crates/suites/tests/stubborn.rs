@@ -11,7 +11,7 @@ use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_page::{Layout, LeafReplace, Page, RefusingLayout};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
 use farleaf_trees::hybrid::{Hybrid, HybridOptions};
@@ -29,20 +29,20 @@ fn server() -> MemoryServerConfig {
 
 fn coarse(provider: &AnyConfig) {
     let options = CoarseOptions { partitioning: Partitioning::Range { boundaries: boundaries() } };
-    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<Tiny, Coarse, _>(&setup);
 }
 
 fn fine(provider: &AnyConfig) {
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
-    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<Tiny, Fine, _>(&setup);
 }
 
 fn hybrid(provider: &AnyConfig) {
     let options = HybridOptions::with_boundaries(boundaries());
     let options = HybridOptions { chunk_nodes_log2: 4, ..options };
-    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<Tiny, Hybrid, _>(&setup);
 }
 
@@ -58,7 +58,7 @@ fn dex(provider: &AnyConfig) {
             placement_level: 1,
             ..DexOptions::with_boundaries(boundaries(), cache)
         };
-        let setup = Setup { provider, options, memory_servers: 3, server: server() };
+        let setup = SuiteSetup { provider, options, memory_servers: 3, server: server() };
         conformance::run::<Tiny, Dex, _>(&setup);
     }
 }

@@ -13,7 +13,7 @@ use super::moment::{ClientBarrier, DueMoment};
 use super::{BenchError, BenchRun, Measurement, TaskResult, WorkAmount};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{AtomicU64, AtomicUsize, Ordering};
-use farleaf_index::{Background, IndexAdmin, IndexError, Reshape, Reshaped};
+use farleaf_index::{Background, IndexAdmin, IndexError, Reshape, ReshapeCost};
 use std::cell::RefCell;
 use std::ops::Bound;
 
@@ -153,7 +153,7 @@ impl<'a> BackgroundTasks<'a> {
         I: IndexAdmin<Key = u64, Value = u64>,
     {
         let made = RefCell::new(Vec::new());
-        let report = |outcome: Result<Reshaped, IndexError>| {
+        let report = |outcome: Result<ReshapeCost, IndexError>| {
             let began_ns = outcome.as_ref().map_or(fabric.now_ns(), |done| done.started_ns);
             let at_ns = began_ns.saturating_sub(origin_ns);
             made.borrow_mut().push(AppliedChange {

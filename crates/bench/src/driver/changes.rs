@@ -4,7 +4,7 @@
 
 use super::moment::MeasurementMoment;
 use crate::units::duration;
-use farleaf_index::{IndexError, Reshaped};
+use farleaf_index::{IndexError, ReshapeCost};
 
 /// What changes during a run.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,14 +55,14 @@ pub struct AppliedChange {
     /// The planned change; `None` if the balancer decided on it.
     pub change: Option<TopologyChange>,
     /// The cost of the change, or the error.
-    pub outcome: Result<Reshaped, IndexError>,
+    pub outcome: Result<ReshapeCost, IndexError>,
 }
 
 impl AppliedChange {
     /// A short description for timelines and reports.
     pub fn label(&self) -> String {
         let what = match (&self.outcome, self.change) {
-            (Ok(Reshaped { moved: Some((from, to)), took_ns, bytes_written, .. }), _) => {
+            (Ok(ReshapeCost { moved: Some((from, to)), took_ns, bytes_written, .. }), _) => {
                 let took = duration(*took_ns);
                 format!("keys move {from} to {to} ({took}, {bytes_written} bytes written)")
             }

@@ -33,14 +33,17 @@ pub use moment::{DueMoment, MeasurementMoment};
 use crate::keys::KeySpace;
 use crate::timeline::{Interval, Timeline, TimelineRecorder};
 use crate::workload::{
-    Distribution, Harness, InsertedCounts, Mix, OperationStream, StreamConfig, WorkloadOperation,
+    Distribution, HarnessDeviations, InsertedCounts, OperationMix, OperationStream, StreamConfig,
+    WorkloadOperation,
 };
 use background::{BackgroundTasks, WorkingClientGuard};
 use client::{ClientLoop, thread_cpu_ns};
 use farleaf_fabric::AnyCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, RegionError, ServerId};
-use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, Reshaped, ScanResult};
+use farleaf_index::{
+    Background, Design, IndexAdmin, IndexError, RangeIndex, ReshapeCost, ScanResult,
+};
 use farleaf_page::Layout;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_pool::wire::Usage;
@@ -280,9 +283,9 @@ impl<D: Design<O::Layout>, O: KeyValueForm> Testbed<D, O> {
         // With the warm-up, each client has its share of all keys, also if shares are rounded down.
         let amount = WorkAmount::Operations(keys / 21 * 20 + 21 * (clients + 1));
         let stream = StreamConfig {
-            mix: Mix::fill(),
+            mix: OperationMix::fill(),
             distribution: Distribution::Uniform,
-            harness: Harness::default(),
+            harness: HarnessDeviations::default(),
             ..run.stream.clone()
         };
         let filler = BenchRun { stream, batch: 1, own_keys: false, ..run.only(amount) };
@@ -314,7 +317,7 @@ impl<D: Design<O::Layout>, O: KeyValueForm> Testbed<D, O> {
                 }
                 now_ns - last.get().1 > QUIET_NS || failed.borrow().is_some()
             };
-            let report = |outcome: Result<Reshaped, IndexError>| {
+            let report = |outcome: Result<ReshapeCost, IndexError>| {
                 if let Err(error) = outcome {
                     failed.borrow_mut().get_or_insert(error);
                 }

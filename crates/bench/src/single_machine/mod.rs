@@ -22,7 +22,7 @@ pub use cpu::FabricCpu;
 use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_index::{
-    Ascending, Design, EditAction, EditAnswer, IndexAdmin, IndexError, KeyedRecords, LeafEdit,
+    AscendingCheck, Design, EditAction, EditAnswer, IndexAdmin, IndexError, KeyedRecords, LeafEdit,
     RangeIndex, ScanResult, check_fill,
 };
 use farleaf_page::{DesignId, Layout, OwnedKey, OwnedValue};
@@ -150,7 +150,7 @@ impl<F: Fabric, L: Layout> SingleMachineIndex<F, L> {
     ) -> Result<u64, IndexError> {
         let tree = self.machine.tree();
         let mut batch: KeyedRecords<OwnedKey<L>, OwnedValue<L>> = Vec::with_capacity(BATCH_RECORDS);
-        let mut order = Ascending::<L>::default();
+        let mut order = AscendingCheck::<L>::default();
         for record in source {
             let (key, value) = record?;
             order.take(&key, &value)?;

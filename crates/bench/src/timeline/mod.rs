@@ -48,12 +48,12 @@ pub struct Timeline {
     /// server. Empty if there is only one compute server, or if there are too many.
     pub compute_servers: Vec<Vec<u64>>,
     /// Events, ordered by time.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<TimelineMark>,
 }
 
 /// An event during the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mark {
+pub struct TimelineMark {
     /// When it happened.
     pub at_ns: u64,
     /// A short description.
@@ -102,7 +102,7 @@ impl Timeline {
     /// Adds a mark, keeping marks ordered by time.
     pub fn mark(&mut self, at_ns: u64, label: impl Into<String>) {
         let place = self.marks.partition_point(|mark| mark.at_ns <= at_ns);
-        self.marks.insert(place, Mark { at_ns, label: label.into() });
+        self.marks.insert(place, TimelineMark { at_ns, label: label.into() });
     }
 
     /// Number of intervals.
@@ -204,7 +204,7 @@ impl Timeline {
                 let _ = write!(text, ",{:.4}", share[interval]);
             }
             let is_last = interval + 1 == self.len();
-            let inside = |mark: &&Mark| {
+            let inside = |mark: &&TimelineMark| {
                 mark.at_ns >= start_ns && (is_last || mark.at_ns < start_ns + length_ns)
             };
             let marks = self.marks.iter().filter(inside);

@@ -84,12 +84,12 @@ impl fmt::Display for Distribution {
 
 /// Draws ranks from `0..n`. Rank 0 is the most popular.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Ranks {
+pub(super) enum RankSampler {
     Uniform { n: u64 },
     Zipfian { n: u64, zipf: Zipf<f64> },
 }
 
-impl Ranks {
+impl RankSampler {
     /// # Panics
     /// If `n` is 0, or if the exponent is negative or not finite.
     pub(super) fn new(distribution: Distribution, n: u64) -> Self {
@@ -136,7 +136,7 @@ mod tests {
     use rand::SeedableRng;
 
     fn frequencies(distribution: Distribution, n: u64, draws: u64) -> Vec<f64> {
-        let ranks = Ranks::new(distribution, n);
+        let ranks = RankSampler::new(distribution, n);
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);
         let mut counts = vec![0u64; n as usize];
         for _ in 0..draws {

@@ -67,7 +67,7 @@ impl OperationKind {
 /// Kinds of operations with their weights, and a name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Mix {
+pub struct OperationMix {
     /// The name in reports.
     pub name: Cow<'static, str>,
     /// Kinds of operations with their relative weights.
@@ -94,13 +94,17 @@ fn ycsb_distribution() -> Distribution {
     ZIPFIAN
 }
 
-const fn named(name: &'static str, operations: &'static [(OperationKind, u32)]) -> Mix {
-    Mix { name: Cow::Borrowed(name), operations: Cow::Borrowed(operations), distribution: ZIPFIAN }
+const fn named(name: &'static str, operations: &'static [(OperationKind, u32)]) -> OperationMix {
+    OperationMix {
+        name: Cow::Borrowed(name),
+        operations: Cow::Borrowed(operations),
+        distribution: ZIPFIAN,
+    }
 }
 
-const fn uniform(name: &'static str, operations: &'static [(OperationKind, u32)]) -> Mix {
+const fn uniform(name: &'static str, operations: &'static [(OperationKind, u32)]) -> OperationMix {
     let (name, operations) = (Cow::Borrowed(name), Cow::Borrowed(operations));
-    Mix { name, operations, distribution: Distribution::Uniform }
+    OperationMix { name, operations, distribution: Distribution::Uniform }
 }
 
 use OperationKind::{Fill, Get, Insert, ReadModifyWrite, ScanAll, Update, Upsert};
@@ -110,7 +114,7 @@ const SCAN_UP_TO_100: OperationKind =
     OperationKind::Scan { length: ScanLength::UpTo(100), reverse: false };
 
 /// The named mixes: those of DEX (§8.1), of YCSB, and of dLSM (§XI).
-pub const NAMED_MIXES: &[Mix] = &[
+pub const NAMED_MIXES: &[OperationMix] = &[
     named("read-only", &[(Get, 100)]),
     named("read-intensive", &[(Get, 95), (Update, 5)]),
     named("write-intensive", &[(Get, 50), (Update, 50)]),
@@ -121,7 +125,7 @@ pub const NAMED_MIXES: &[Mix] = &[
     named("ycsb-a", &[(Get, 50), (Update, 50)]),
     named("ycsb-b", &[(Get, 95), (Update, 5)]),
     named("ycsb-c", &[(Get, 100)]),
-    Mix {
+    OperationMix {
         name: Cow::Borrowed("ycsb-d"),
         operations: Cow::Borrowed(&[(Get, 95), (Insert, 5)]),
         distribution: Distribution::Latest { theta: 0.99 },
@@ -131,7 +135,7 @@ pub const NAMED_MIXES: &[Mix] = &[
     uniform("fill-random", &[(Fill, 100)]),
 ];
 
-impl Mix {
+impl OperationMix {
     /// Whether no operation can change anything.
     pub fn only_reads(&self) -> bool {
         use OperationKind::{Get, MultiGet, Scan, ScanAll};
@@ -149,7 +153,7 @@ impl Mix {
         uniform("fill-random", &[(Fill, 100)])
     }
 
-    /// An empty mix. Add operations with [`Mix::with`].
+    /// An empty mix. Add operations with [`OperationMix::with`].
     pub fn new(name: impl Into<Cow<'static, str>>) -> Self {
         Self { name: name.into(), operations: Cow::Borrowed(&[]), distribution: ZIPFIAN }
     }
@@ -215,25 +219,31 @@ mod tests {
     fn the_named_mixes_are_those_of_the_papers() {
         assert_eq!(NAMED_MIXES.len(), 14, "theirs, and scans and updates alone");
         assert!(NAMED_MIXES.iter().all(|mix| mix.total_weight() == 100));
-        let mix = Mix::named("insert-intensive").unwrap();
+        let mix = OperationMix::named("insert-intensive").unwrap();
         assert!((mix.insert_share() - 0.5).abs() < 1e-12);
-        let latest = Mix::named("ycsb-d").unwrap().distribution;
+        let latest = OperationMix::named("ycsb-d").unwrap().distribution;
         assert_eq!(latest, Distribution::Latest { theta: 0.99 });
-        let message = Mix::named("ycsb-z").unwrap_err().to_string();
+        let message = OperationMix::named("ycsb-z").unwrap_err().to_string();
         assert!(message.contains("`ycsb-z`") && message.contains("scan-intensive"), "{message}");
-        let scans = Mix::named("scan:2000").unwrap();
+        let scans = OperationMix::named("scan:2000").unwrap();
         assert_eq!(&*scans.operations, &[(OperationKind::scan(2000), 100)]);
-        let inserts = Mix::named("insert:5").unwrap();
+        let inserts = OperationMix::named("insert:5").unwrap();
         assert_eq!((inserts.insert_share(), inserts.total_weight()), (0.05, 100));
-        let mixed = Mix::named("random-read-random-write:95").unwrap();
+        let mixed = OperationMix::named("random-read-random-write:95").unwrap();
         assert_eq!(&*mixed.operations, &[(Get, 95), (Upsert, 5)]);
         assert_eq!(mixed.distribution, Distribution::Uniform);
-        assert!(Mix::named("random-read-random-write:0").is_ok() && !mixed.starts_empty());
-        assert!(Mix::named("fill-random").unwrap() == Mix::fill() && Mix::fill().starts_empty());
-        assert!(Mix::named("full-scan").unwrap().only_reads() && !Mix::fill().only_reads());
+        assert!(OperationMix::named("random-read-random-write:0").is_ok() && !mixed.starts_empty());
+        assert!(
+            OperationMix::named("fill-random").unwrap() == OperationMix::fill()
+                && OperationMix::fill().starts_empty()
+        );
+        assert!(
+            OperationMix::named("full-scan").unwrap().only_reads()
+                && !OperationMix::fill().only_reads()
+        );
         let wrong = "random-read-random-write:101";
         for wrong in [wrong, "scan:0", "scan:", "scan:-1", "insert:101", "insert:x"] {
-            assert!(Mix::named(wrong).is_err(), "{wrong}");
+            assert!(OperationMix::named(wrong).is_err(), "{wrong}");
         }
     }
 
@@ -243,23 +253,24 @@ mod tests {
             ["get", 3], [{ "multi-get": { "keys": 8 } }, 1],
             [{ "scan": { "length": { "up-to": 10 } } }, 1]
         ] }"#;
-        let mix: Mix = serde_json::from_str(text).unwrap();
+        let mix: OperationMix = serde_json::from_str(text).unwrap();
         let scan = OperationKind::Scan { length: ScanLength::UpTo(10), reverse: false };
-        let built = Mix::new("mine")
+        let built = OperationMix::new("mine")
             .with(Get, 3)
             .with(OperationKind::MultiGet { keys: 8 }, 1)
             .with(scan, 1);
         assert_eq!(mix, built);
         let written = serde_json::to_string(&mix).unwrap();
-        assert_eq!(serde_json::from_str::<Mix>(&written).unwrap(), mix);
+        assert_eq!(serde_json::from_str::<OperationMix>(&written).unwrap(), mix);
         let wrong = text.replace("\"operations\"", "\"distribution\": \"zipf\", \"operations\"");
-        let message = serde_json::from_str::<Mix>(&wrong).unwrap_err().to_string();
+        let message = serde_json::from_str::<OperationMix>(&wrong).unwrap_err().to_string();
         assert!(message.contains("unknown distribution `zipf`"), "{message}");
     }
 
     #[test]
     fn mixes_are_built_from_parts() {
-        let mix = Mix::new("mine").with(Get, 3).with(OperationKind::MultiGet { keys: 8 }, 1);
+        let mix =
+            OperationMix::new("mine").with(Get, 3).with(OperationKind::MultiGet { keys: 8 }, 1);
         assert_eq!((mix.total_weight(), mix.operations.len()), (4, 2));
     }
 }

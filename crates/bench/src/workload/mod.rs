@@ -7,6 +7,8 @@ mod permutation;
 mod stream;
 
 pub use distribution::{Distribution, DistributionError};
-pub use mix::{Mix, NAMED_MIXES, OperationKind, ScanLength, UnknownMix};
+pub use mix::{NAMED_MIXES, OperationKind, OperationMix, ScanLength, UnknownMix};
 pub use permutation::Permutation;
-pub use stream::{Harness, InsertedCounts, OperationStream, StreamConfig, WorkloadOperation};
+pub use stream::{
+    HarnessDeviations, InsertedCounts, OperationStream, StreamConfig, WorkloadOperation,
+};

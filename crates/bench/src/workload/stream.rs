@@ -13,8 +13,8 @@
 //!
 //! *Thread safety*: a stream belongs to its client; all clients of a run share [`InsertedCounts`].
 
-use super::distribution::{RankMapping, Ranks};
-use super::{Distribution, Mix, OperationKind, Permutation, ScanLength};
+use super::distribution::{RankMapping, RankSampler};
+use super::{Distribution, OperationKind, OperationMix, Permutation, ScanLength};
 use crate::keys::KeySpace;
 use crate::keys::mix64;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
@@ -109,9 +109,9 @@ impl InsertedCounts {
     }
 }
 
-/// Deviations of the harnesses of papers from a [`Mix`].
+/// Deviations of the harnesses of papers from a [`OperationMix`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Harness {
+pub struct HarnessDeviations {
     /// Turns insertions into upserts. Keys are drawn from the loaded keys and this many keys after
     /// them, so most of them change an existing record.
     pub upserts_among_more: Option<u64>,
@@ -126,7 +126,7 @@ pub struct Harness {
 #[derive(Clone, Debug)]
 pub struct StreamConfig {
     /// The operations and their weights.
-    pub mix: Mix,
+    pub mix: OperationMix,
     /// The popularity of keys.
     pub distribution: Distribution,
     /// Makes popular keys neighbours, most popular first, instead of scattering them by a hash.
@@ -136,7 +136,7 @@ pub struct StreamConfig {
     /// Seed of all randomness.
     pub seed: u64,
     /// Deviations that follow a paper's harness.
-    pub harness: Harness,
+    pub harness: HarnessDeviations,
 }
 
 /// The stream of one client's operations.
@@ -145,16 +145,16 @@ pub struct OperationStream {
     rng: Xoshiro256PlusPlus,
     operations: Box<[(OperationKind, u64)]>,
     total_weight: u64,
-    ranks: Ranks,
+    ranks: RankSampler,
     places: RankMapping,
     latest: bool,
     /// Positions of new keys under `latest`: by a hash of their number, as in YCSB. This finds the
     /// newest records again without a list of them. Fills take the keys in this order, too.
     places_of_new: Permutation,
     keys: KeySpace,
-    harness: Harness,
+    harness: HarnessDeviations,
     /// The distribution over the loaded keys and those that upserts may add.
-    ranks_of_upserts: Option<(Ranks, RankMapping)>,
+    ranks_of_upserts: Option<(RankSampler, RankMapping)>,
     client: usize,
     inserted: Arc<InsertedCounts>,
     /// Number of new keys that this client has drawn.
@@ -209,7 +209,7 @@ impl OperationStream {
             batch: Vec::with_capacity(batch.max().unwrap_or(0)),
             operations,
             total_weight,
-            ranks: Ranks::new(config.distribution, n),
+            ranks: RankSampler::new(config.distribution, n),
             places: match config.clustered {
                 true => RankMapping::Clustered,
                 false => RankMapping::Scattered(scattered),
@@ -224,7 +224,7 @@ impl OperationStream {
                     true => RankMapping::Clustered,
                     false => RankMapping::Scattered(Permutation::new(all, config.seed)),
                 };
-                (Ranks::new(config.distribution, all), places)
+                (RankSampler::new(config.distribution, all), places)
             }),
             client,
             inserted: Arc::clone(inserted),
@@ -421,14 +421,14 @@ mod tests {
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
 
-    fn config(mix: Mix, distribution: Distribution, n: u64) -> StreamConfig {
+    fn config(mix: OperationMix, distribution: Distribution, n: u64) -> StreamConfig {
         StreamConfig {
             mix,
             distribution,
             clustered: false,
             keys: KeySpace::spread(n),
             seed: 1,
-            harness: Harness::default(),
+            harness: HarnessDeviations::default(),
         }
     }
 
@@ -439,7 +439,7 @@ mod tests {
 
     #[test]
     fn the_clients_of_a_fill_take_each_key_once() {
-        let config = config(Mix::fill(), Distribution::Uniform, 1000);
+        let config = config(OperationMix::fill(), Distribution::Uniform, 1000);
         let all: Vec<_> = (0..4).flat_map(|client| operations(&config, client, 250)).collect();
         let expected = |place| WorkloadOperation::Upsert {
             key: config.keys.key(place),
@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_a_function_of_its_seed() {
-        let mix = Mix::named("write-intensive").unwrap();
+        let mix = OperationMix::named("write-intensive").unwrap();
         let config = config(mix, Distribution::Zipfian { theta: 0.99 }, 1000);
         let first = operations(&config, 0, 500);
         assert_eq!(first, operations(&config, 0, 500));
@@ -464,7 +464,7 @@ mod tests {
     #[test]
     fn runs_draw_independently_from_the_same_popular_keys() {
         let keys_of = |run: u64, n: u64, draws: usize| {
-            let mix = Mix::named("read-only").unwrap();
+            let mix = OperationMix::named("read-only").unwrap();
             let config = config(mix, Distribution::Zipfian { theta: 0.99 }, n);
             let inserted = Arc::new(InsertedCounts::new(1, 0));
             let mut stream = OperationStream::for_run(&config, run, 0, &inserted);
@@ -492,12 +492,15 @@ mod tests {
 
     #[test]
     fn a_papers_harness_can_be_had() {
-        let mix = Mix::new("all of them")
+        let mix = OperationMix::new("all of them")
             .with(OperationKind::Insert, 1)
             .with(OperationKind::Update, 1)
             .with(OperationKind::scan(100), 1);
-        let harness =
-            Harness { upserts_among_more: Some(500), keeps_values: true, scans_intervals: true };
+        let harness = HarnessDeviations {
+            upserts_among_more: Some(500),
+            keeps_values: true,
+            scans_intervals: true,
+        };
         let keys = KeySpace::dense(1000);
         let config =
             StreamConfig { keys: keys.clone(), harness, ..config(mix, Distribution::Uniform, 1) };
@@ -517,7 +520,7 @@ mod tests {
 
     #[test]
     fn kinds_come_by_their_weights() {
-        let mix = Mix::named("read-intensive").unwrap();
+        let mix = OperationMix::named("read-intensive").unwrap();
         let all = operations(&config(mix, Distribution::Uniform, 1000), 0, 40_000);
         let gets = all.iter().filter(|one| matches!(one, WorkloadOperation::Get { .. })).count();
         assert!((37_700..38_300).contains(&gets), "{gets} of 40,000 are lookups");
@@ -525,7 +528,7 @@ mod tests {
 
     #[test]
     fn popular_keys_are_scattered_or_clustered() {
-        let mix = Mix::named("read-only").unwrap();
+        let mix = OperationMix::named("read-only").unwrap();
         let mut config = config(mix, Distribution::Zipfian { theta: 0.99 }, 10_000);
         let popular = |config: &StreamConfig| {
             let mut counts = BTreeMap::<u64, u64>::new();
@@ -548,7 +551,7 @@ mod tests {
 
     #[test]
     fn a_shift_moves_the_load_to_another_quarter() {
-        let mix = Mix::named("write-intensive").unwrap();
+        let mix = OperationMix::named("write-intensive").unwrap();
         let mut config = config(mix, Distribution::Zipfian { theta: 0.99 }, 100_000);
         config.clustered = true;
         let mut stream = OperationStream::new(&config, 1, &Arc::new(InsertedCounts::new(4, 0)));
@@ -578,7 +581,7 @@ mod tests {
 
     #[test]
     fn a_shift_of_scattered_keys_makes_others_popular() {
-        let mix = Mix::named("read-only").unwrap();
+        let mix = OperationMix::named("read-only").unwrap();
         let config = config(mix, Distribution::Zipfian { theta: 1.3 }, 1000);
         let mut stream = OperationStream::new(&config, 0, &Arc::new(InsertedCounts::new(1, 0)));
         let mut most_popular = || {
@@ -599,7 +602,7 @@ mod tests {
 
     #[test]
     fn new_keys_and_values_never_meet() {
-        let mix = Mix::named("insert-intensive").unwrap();
+        let mix = OperationMix::named("insert-intensive").unwrap();
         let config = config(mix, Distribution::Zipfian { theta: 0.99 }, 100);
         let mut keys: BTreeSet<u64> = config.keys.records().map(|(key, _)| key).collect();
         let mut values = BTreeSet::new();
@@ -616,7 +619,7 @@ mod tests {
 
     #[test]
     fn latest_asks_for_what_was_just_inserted() {
-        let mix = Mix::named("ycsb-d").unwrap();
+        let mix = OperationMix::named("ycsb-d").unwrap();
         let config = config(mix.clone(), mix.distribution, 10_000);
         let inserted = Arc::new(InsertedCounts::new(2, 0));
         let mut streams = [0, 1].map(|client| OperationStream::new(&config, client, &inserted));
@@ -645,7 +648,7 @@ mod tests {
 
     #[test]
     fn batches_and_scans_have_their_lengths() {
-        let mix = Mix::new("mine")
+        let mix = OperationMix::new("mine")
             .with(OperationKind::MultiGet { keys: 8 }, 1)
             .with(OperationKind::Scan { length: ScanLength::UpTo(10), reverse: true }, 1);
         let config = config(mix, Distribution::Uniform, 1000);

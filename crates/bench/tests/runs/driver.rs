@@ -6,7 +6,9 @@ use farleaf_bench::driver::{
 };
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
-use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, OperationKind, StreamConfig};
+use farleaf_bench::workload::{
+    HarnessDeviations, NAMED_MIXES, OperationKind, OperationMix, StreamConfig,
+};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
@@ -39,7 +41,7 @@ fn testbed(provider: &impl Provider, keys: &KeySpace, pool_bytes: usize) -> Test
     testbed
 }
 
-pub(super) fn run_of(mix: &Mix, keys: &KeySpace, amount: WorkAmount) -> BenchRun {
+pub(super) fn run_of(mix: &OperationMix, keys: &KeySpace, amount: WorkAmount) -> BenchRun {
     let distribution = mix.distribution;
     let stream = StreamConfig {
         mix: mix.clone(),
@@ -47,7 +49,7 @@ pub(super) fn run_of(mix: &Mix, keys: &KeySpace, amount: WorkAmount) -> BenchRun
         clustered: false,
         keys: keys.clone(),
         seed: 7,
-        harness: Harness::default(),
+        harness: HarnessDeviations::default(),
     };
     BenchRun {
         stream,
@@ -65,7 +67,7 @@ pub(super) fn run_of(mix: &Mix, keys: &KeySpace, amount: WorkAmount) -> BenchRun
 fn every_workload(provider: &impl Provider, batch: usize) -> Vec<Measurement> {
     let keys = KeySpace::spread(20_000);
     let mut testbed = testbed(provider, &keys, 64 << 20);
-    let measure = |mix: &Mix| {
+    let measure = |mix: &OperationMix| {
         let run = BenchRun { batch, ..run_of(mix, &keys, WorkAmount::Operations(10_001)) };
         let before = testbed.records();
         let measured = testbed.measure(&run, &|_| ()).unwrap();
@@ -112,7 +114,8 @@ fn operations_of_one_call_are_in_flight_together() {
     let keys = KeySpace::spread(20_000);
     let measure = |batch| {
         let amount = WorkAmount::Operations(10_000);
-        let run = BenchRun { batch, ..run_of(&Mix::named("ycsb-a").unwrap(), &keys, amount) };
+        let run =
+            BenchRun { batch, ..run_of(&OperationMix::named("ycsb-a").unwrap(), &keys, amount) };
         let measured = testbed(&SimConfig::default(), &keys, 64 << 20).measure(&run, &|_| ());
         let measured = measured.unwrap();
         assert_eq!((measured.operations, measured.counters.rpcs), (10_000, 10_000));
@@ -125,7 +128,7 @@ fn operations_of_one_call_are_in_flight_together() {
 #[test]
 fn all_kinds_of_operations_are_done() {
     let keys = KeySpace::spread(1_000);
-    let mix = Mix::new("all kinds")
+    let mix = OperationMix::new("all kinds")
         .with(OperationKind::Get, 1)
         .with(OperationKind::Insert, 1)
         .with(OperationKind::Reinsert, 1)
@@ -146,7 +149,11 @@ fn a_simulated_run_can_be_run_again() {
     let measure = |seed| {
         let keys = KeySpace::spread(5_000);
         let config = SimConfig { seed, faults: Faults::rough(), ..SimConfig::default() };
-        let run = run_of(&Mix::named("ycsb-a").unwrap(), &keys, WorkAmount::Nanoseconds(5_000_000));
+        let run = run_of(
+            &OperationMix::named("ycsb-a").unwrap(),
+            &keys,
+            WorkAmount::Nanoseconds(5_000_000),
+        );
         let measured = testbed(&config, &keys, 64 << 20).measure(&run, &|_| ()).unwrap();
         assert!((5_000_000..5_200_000).contains(&measured.elapsed_ns), "virtual time");
         (measured.operations, measured.elapsed_ns, measured.counters, measured.latency_ns)
@@ -158,7 +165,7 @@ fn a_simulated_run_can_be_run_again() {
 #[test]
 fn a_full_memory_server_is_an_error_and_no_crash() {
     let keys = KeySpace::spread(1_000);
-    let mix = Mix::named("insert-intensive").unwrap();
+    let mix = OperationMix::named("insert-intensive").unwrap();
     let measured = testbed(&LocalConfig::default(), &keys, 1 << 17)
         .measure(&run_of(&mix, &keys, WorkAmount::Operations(50_000)), &|_| ())
         .unwrap();
@@ -176,7 +183,8 @@ fn a_dead_memory_server_is_an_error_and_no_crash() {
         ..Faults::default()
     };
     let config = SimConfig { faults, ..SimConfig::default() };
-    let run = run_of(&Mix::named("ycsb-a").unwrap(), &keys, WorkAmount::Nanoseconds(10_000_000));
+    let run =
+        run_of(&OperationMix::named("ycsb-a").unwrap(), &keys, WorkAmount::Nanoseconds(10_000_000));
     let measured = testbed(&config, &keys, 64 << 20).measure(&run, &|_| ()).unwrap();
     assert!(measured.errors > 0 && measured.errors < measured.operations);
     assert!(matches!(measured.first_error, Some(IndexError::Indeterminate(_))));
@@ -191,7 +199,8 @@ fn a_measurement_after_another_draws_other_operations() {
     let provider = SimConfig::default();
     let mut testbed = Testbed::<Dex>::start(&provider, services(64 << 20), &options).unwrap();
     testbed.load(&keys, 0.7, &|_| ()).unwrap();
-    let run = run_of(&Mix::named("read-only").unwrap(), &keys, WorkAmount::Operations(400));
+    let run =
+        run_of(&OperationMix::named("read-only").unwrap(), &keys, WorkAmount::Operations(400));
     let run = BenchRun { compute_servers: 1, threads: 1, ..run };
     testbed.measure(&run, &|_| ()).unwrap();
     let second = testbed.measure(&run, &|_| ()).unwrap();
@@ -201,7 +210,7 @@ fn a_measurement_after_another_draws_other_operations() {
 #[test]
 fn a_full_key_space_is_an_error_and_no_endless_loop() {
     let keys = KeySpace::listed(&[(u64::MAX - 1, 0), (u64::MAX, 0)]).unwrap();
-    let mix = Mix::named("insert-intensive").unwrap();
+    let mix = OperationMix::named("insert-intensive").unwrap();
     let mut testbed = testbed(&LocalConfig::default(), &keys, 64 << 20);
     let measured =
         testbed.measure(&run_of(&mix, &keys, WorkAmount::Operations(1_000)), &|_| ()).unwrap();
@@ -210,7 +219,7 @@ fn a_full_key_space_is_an_error_and_no_endless_loop() {
 
 /// A run with a timeline and a hotspot that shifts half-way.
 fn shifting_run(keys: &KeySpace, amount: WorkAmount, interval: Interval) -> BenchRun {
-    let mut run = run_of(&Mix::named("ycsb-a").unwrap(), keys, amount);
+    let mut run = run_of(&OperationMix::named("ycsb-a").unwrap(), keys, amount);
     run.stream.clustered = true;
     run.shift = Some(HotspotShift { at: MeasurementMoment::Share(0.5), by: 0.5 });
     run.timeline = Some(interval);

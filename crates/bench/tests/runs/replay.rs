@@ -3,7 +3,7 @@
 use farleaf_bench::driver::NumberForm;
 use farleaf_bench::trace::{TraceFormat, read_trace, replay, touched_keys};
 use farleaf_bench::workload::WorkloadOperation;
-use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace};
+use farleaf_dlsm::{CompactionPlace, Dlsm, DlsmOptions};
 use farleaf_fabric::AnyConfig;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
@@ -113,8 +113,10 @@ fn an_lsm_tree_leaves_the_same() {
         ShmConfig::default().into(),
     ];
     for provider in &providers {
-        let options =
-            DlsmOptions { merges: MergePlace::Memory, ..DlsmOptions::with_table_bytes(64 << 10) };
+        let options = DlsmOptions {
+            merges: CompactionPlace::Memory,
+            ..DlsmOptions::with_table_bytes(64 << 10)
+        };
         let cost = check::<Dlsm>(provider, &options, &operations);
         // It was flushed, merged and read from tables.
         assert!(cost.reads > 10_000 && cost.bytes_written > 1_000_000, "{cost:?}");

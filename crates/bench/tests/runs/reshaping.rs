@@ -7,7 +7,7 @@ use farleaf_bench::driver::{
 };
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::timeline::Interval;
-use farleaf_bench::workload::{Harness, Mix, StreamConfig};
+use farleaf_bench::workload::{HarnessDeviations, OperationMix, StreamConfig};
 use farleaf_dex::cache::{AdmissionName, CacheOptions};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
@@ -31,7 +31,7 @@ fn run_of(
     amount: WorkAmount,
     reshaping: Reshaping,
 ) -> BenchRun {
-    let mix = Mix::named("ycsb-a").unwrap();
+    let mix = OperationMix::named("ycsb-a").unwrap();
     let distribution = mix.distribution;
     let stream = StreamConfig {
         mix,
@@ -39,7 +39,7 @@ fn run_of(
         clustered: false,
         keys: keys.clone(),
         seed: 7,
-        harness: Harness::default(),
+        harness: HarnessDeviations::default(),
     };
     let timeline = Some(Interval::Parts(60));
     let own_keys = false;

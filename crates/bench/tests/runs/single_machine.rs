@@ -5,7 +5,7 @@ use farleaf_bench::driver::{BenchRun, Measurement, Reshaping, Testbed, WorkAmoun
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::Report;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
-use farleaf_bench::workload::{Harness, Mix, NAMED_MIXES, StreamConfig};
+use farleaf_bench::workload::{HarnessDeviations, NAMED_MIXES, OperationMix, StreamConfig};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
@@ -13,7 +13,7 @@ use farleaf_fabric::{Cluster, CounterSnapshot, Provider, ServerId};
 use farleaf_index::{Design, RangeIndex};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 
 /// Tiny pages make high trees from few keys, so most operations restructure a node.
 type Tiny = Fixed8<16>;
@@ -30,7 +30,8 @@ fn server() -> MemoryServerConfig {
 }
 
 fn conforms(provider: &impl Provider) {
-    let setup = Setup { provider, options: options(), memory_servers: SERVERS, server: server() };
+    let setup =
+        SuiteSetup { provider, options: options(), memory_servers: SERVERS, server: server() };
     conformance::run::<Tiny, SingleMachine, _>(&setup);
     conformance::run::<Fixed8, SingleMachine, _>(&setup);
 }
@@ -68,14 +69,14 @@ fn measure(testbed: &mut Testbed<SingleMachine>, run: &BenchRun) -> Measurement 
     testbed.measure(run, &|_| ()).unwrap()
 }
 
-fn run_of(mix: &Mix, keys: &KeySpace, threads: u16) -> BenchRun {
+fn run_of(mix: &OperationMix, keys: &KeySpace, threads: u16) -> BenchRun {
     let stream = StreamConfig {
         mix: mix.clone(),
         distribution: mix.distribution,
         clustered: false,
         keys: keys.clone(),
         seed: 7,
-        harness: Harness::default(),
+        harness: HarnessDeviations::default(),
     };
     let amount = WorkAmount::Operations(4_001);
     BenchRun {
@@ -114,7 +115,7 @@ fn in_the_simulator_work_takes_its_time() {
     let keys = KeySpace::spread(20_000);
     let mut config = SimConfig::default();
     let mean_ns = |config: &SimConfig| {
-        let mix = Mix::named("read-only").unwrap();
+        let mix = OperationMix::named("read-only").unwrap();
         measure(&mut testbed(config, &keys), &run_of(&mix, &keys, 1)).latency_ns.mean()
     };
     let cost = config.cost;

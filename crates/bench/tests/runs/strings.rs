@@ -3,7 +3,7 @@
 
 use farleaf_bench::driver::{BenchRun, Testbed, WorkAmount};
 use farleaf_bench::strings::{KeyForm, StringForm};
-use farleaf_bench::workload::Mix;
+use farleaf_bench::workload::OperationMix;
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::ServerId;
@@ -30,7 +30,7 @@ fn testbed(strings: &Small, cache_bytes: u64) -> Testbed<Dex, Small> {
 
 fn run_of(mix: &str, strings: &Small, operations: u64) -> BenchRun {
     let amount = WorkAmount::Operations(operations);
-    super::driver::run_of(&Mix::named(mix).unwrap(), strings.keys(), amount)
+    super::driver::run_of(&OperationMix::named(mix).unwrap(), strings.keys(), amount)
 }
 
 #[test]

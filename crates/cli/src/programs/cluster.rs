@@ -1,8 +1,8 @@
 //! `farleaf cluster`: runs a whole cluster on this host.
 
 use super::client::{OperationTimeout, locate};
-use super::layout::{BlockArguments, FromRows, LayoutArguments, Reading};
-use super::{ClusterLocation, Common, DEFAULT_CACHE, WRITE_BACK_MS, duration, servers};
+use super::layout::{BlockArguments, FromRows, LayoutArguments, RowReading};
+use super::{ClusterLocation, CommonOptions, DEFAULT_CACHE, WRITE_BACK_MS, duration, servers};
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::InputError;
@@ -36,7 +36,7 @@ const MOVE_WITHIN: Duration = Duration::from_secs(30);
 )]
 pub(crate) struct ClusterArguments {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// Keep all files of the cluster in this folder, created if missing
     #[arg(long, value_name = "FOLDER")]
     dir: PathBuf,
@@ -131,7 +131,7 @@ impl ClusterArguments {
             Some(path) => {
                 let csv = CsvOptions { key: self.key_column.clone(), ..Default::default() };
                 let notation = Notation::Escaped;
-                let reading = Reading { csv, has_header: !self.no_header };
+                let reading = RowReading { csv, has_header: !self.no_header };
                 let mut rows = L::open(path, &reading)?;
                 let keys =
                     sample(|| Ok::<_, InputError>(L::next(&mut rows, notation)?.map(first)))?;

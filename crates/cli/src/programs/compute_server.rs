@@ -1,7 +1,7 @@
 //! `farleaf compute-server`: runs one compute server.
 
 use super::layout::BlockArguments;
-use super::{Common, DEFAULT_CACHE, WRITE_BACK_MS, address, duration};
+use super::{CommonOptions, DEFAULT_CACHE, WRITE_BACK_MS, address, duration};
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farleaf_cluster::catalog::CatalogAddress;
@@ -33,7 +33,7 @@ fn offload() -> impl TypedValueParser<Value = OffloadName> {
 )]
 pub(crate) struct ComputeServerArguments {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// Join the cluster of this name
     #[arg(long, value_name = "NAME", default_value = "default")]
     cluster: String,

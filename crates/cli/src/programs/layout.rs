@@ -77,7 +77,7 @@ impl BlockArguments {
 
 /// How to read a CSV file of records.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(super) struct RowReading {
     pub(super) csv: CsvOptions,
     /// Whether the first row is a header. For files of numbers, this is detected.
     pub(super) has_header: bool,
@@ -88,13 +88,13 @@ type NextRecord<L> = Result<Option<(OwnedKey<L>, OwnedValue<L>)>, InputError>;
 
 /// A layout whose records are read from files.
 pub(super) trait FromRows: ClusterLayout {
-    fn open(path: &Path, reading: &Reading) -> anyhow::Result<InputRows>;
+    fn open(path: &Path, reading: &RowReading) -> anyhow::Result<InputRows>;
 
     fn next(rows: &mut InputRows, notation: Notation) -> NextRecord<Self>;
 }
 
 impl FromRows for Fixed8 {
-    fn open(path: &Path, reading: &Reading) -> anyhow::Result<InputRows> {
+    fn open(path: &Path, reading: &RowReading) -> anyhow::Result<InputRows> {
         if !reading.has_header {
             return usage("--no-header is for byte strings: files of numbers need no header");
         }
@@ -110,7 +110,7 @@ impl<const WORDS: usize> FromRows for Bytes<WORDS>
 where
     Self: ClusterLayout + Layout<Key = [u8], Value = [u8]>,
 {
-    fn open(path: &Path, reading: &Reading) -> anyhow::Result<InputRows> {
+    fn open(path: &Path, reading: &RowReading) -> anyhow::Result<InputRows> {
         Ok(InputRows::open_text(path, &reading.csv, reading.has_header)?)
     }
 

@@ -1,10 +1,10 @@
 //! `farleaf memory-server`: runs one memory server.
 
 use super::layout::LayoutArguments;
-use super::{Common, address, duration, servers};
+use super::{CommonOptions, address, duration, servers};
 use clap::Args;
 use farleaf_cluster::catalog::CatalogAddress;
-use farleaf_cluster::memory_server::{self, CatalogPlace, Creates, MemoryServerOptions};
+use farleaf_cluster::memory_server::{self, CatalogPlace, CreatorSettings, MemoryServerOptions};
 use farleaf_cluster::records::PoolTransport;
 use farleaf_command_line::units;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use std::time::Duration;
 )]
 pub(crate) struct MemoryServerArguments {
     #[command(flatten)]
-    common: Common,
+    common: CommonOptions,
     /// Join the cluster of this name
     #[arg(long, value_name = "NAME", default_value = "default")]
     cluster: String,
@@ -108,7 +108,7 @@ pub(crate) fn run(arguments: MemoryServerArguments) -> anyhow::Result<()> {
     let creates = match arguments.memory_servers.zip(arguments.compute_servers) {
         Some((memory_servers, compute_servers)) => {
             let (layout, index) = (arguments.layout.name()?, arguments.layout.index);
-            Some(Creates { memory_servers, compute_servers, layout, index })
+            Some(CreatorSettings { memory_servers, compute_servers, layout, index })
         }
         None => None,
     };

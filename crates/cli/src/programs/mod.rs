@@ -21,7 +21,7 @@ use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::config::{ConfigError, flags_of_file, read_token};
 use farleaf_cluster::error::ProgramError;
 use farleaf_cluster::launch::{LauncherFolder, end_with_parent};
-use farleaf_cluster::logging::{self, Level};
+use farleaf_cluster::logging::{self, LogLevel};
 use farleaf_cluster::records::CatalogKeys;
 use farleaf_cluster::stop::StopSignal;
 use farleaf_fabric::handshake::Token;
@@ -41,23 +41,23 @@ const WRITE_BACK_MS: u32 = 1000;
 
 /// Options of every program of a cluster.
 #[derive(Debug, Args)]
-pub(crate) struct Common {
+pub(crate) struct CommonOptions {
     /// Read settings from this TOML file first: `pool_bytes = "4Gi"` stands for `--pool-bytes 4Gi`
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Log to stderr at this level: off, error, warn, info, debug or trace [default: $FARLEAF_LOG,
     /// or info]
     #[arg(long, value_name = "LEVEL")]
-    log: Option<Level>,
+    log: Option<LogLevel>,
     /// End when this process, the parent, ends
     #[arg(long, value_name = "PID", hide = true)]
     parent: Option<u32>,
 }
 
-impl Common {
+impl CommonOptions {
     /// Starts the log and the handling of signals.
     fn start(&self) -> anyhow::Result<StopSignal> {
-        logging::start(Level::choose(self.log).map_err(ConfigError::Settings)?);
+        logging::start(LogLevel::choose(self.log).map_err(ConfigError::Settings)?);
         let stop = StopSignal::on_signals().context("cannot catch signals")?;
         if let Some(parent) = self.parent {
             end_with_parent(parent).context("cannot watch the parent process")?;

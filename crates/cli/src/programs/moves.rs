@@ -6,16 +6,16 @@ use super::client::{OperationTimeout, locate};
 use anyhow::{Context, bail};
 use clap::Args;
 use farleaf_cluster::balance::balance_until;
-use farleaf_cluster::client::{ClusterClient, ClusterConnection, Located};
+use farleaf_cluster::client::{ClusterClient, ClusterConnection, LocatedCluster};
 use farleaf_cluster::layouts::ClusterLayout;
-use farleaf_cluster::logging::{self, Level};
+use farleaf_cluster::logging::{self, LogLevel};
 use farleaf_cluster::stop::StopSignal;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
 use farleaf_command_line::units;
 use farleaf_index::client::drain_to;
 use farleaf_index::partition::BalanceTarget;
-use farleaf_index::{IndexError, RangeIndex, Reshaped, ScanResult};
+use farleaf_index::{IndexError, RangeIndex, ReshapeCost, ScanResult};
 use farleaf_page::OwnedKey;
 use farleaf_pool::wire::ErrorCode;
 use futures_util::future::{Either, select};
@@ -81,7 +81,7 @@ pub(crate) struct BalanceArguments {
     /// Log to stderr at this level: off, error, warn, info, debug or trace [default: $FARLEAF_LOG,
     /// or info]
     #[arg(long, value_name = "LEVEL")]
-    log: Option<Level>,
+    log: Option<LogLevel>,
 }
 
 /// The time until a move has to end.
@@ -132,7 +132,7 @@ struct MoveTimeout {
 }
 
 impl MoveTimeout {
-    fn locate(&self, place: &ClusterLocation) -> anyhow::Result<Located> {
+    fn locate(&self, place: &ClusterLocation) -> anyhow::Result<LocatedCluster> {
         locate(place, &OperationTimeout::new(self.deadline_seconds), 64)
     }
 }
@@ -181,7 +181,7 @@ async fn move_patiently<L: ClusterLayout>(
     from: u16,
     to: u16,
     near: Option<&L::Key>,
-) -> Result<Reshaped, IndexError> {
+) -> Result<ReshapeCost, IndexError> {
     use farleaf_fabric::Fabric as _;
     let until_ns = client.fabric().now_ns() + PATIENCE_NS;
     loop {
@@ -202,7 +202,7 @@ fn tell<L: ClusterLayout>(
     client: &ClusterClient<L>,
     from: u16,
     to: u16,
-    moved: &Reshaped,
+    moved: &ReshapeCost,
 ) -> anyhow::Result<()> {
     let map = client.newest_map();
     let range = map.range_of(to);
@@ -286,7 +286,7 @@ fn drain_one<L: ClusterLayout>(
 
 /// Runs `farleaf balance`.
 pub(crate) fn balance(arguments: &BalanceArguments) -> anyhow::Result<()> {
-    let level = Level::choose(arguments.log);
+    let level = LogLevel::choose(arguments.log);
     logging::start(level.map_err(farleaf_cluster::config::ConfigError::Settings)?);
     let stop = StopSignal::on_signals().context("cannot catch signals")?;
     // If the cluster cannot be found, fail. If it goes away later, wait for it.

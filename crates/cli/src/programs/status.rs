@@ -34,12 +34,12 @@ const UNEVEN: f64 = 0.9;
 
 /// Each server's share of the total of its kind, in the order of the rows: operations for compute
 /// servers, allocated memory for memory servers. `None` for servers without metrics.
-struct Shares {
+struct TotalShares {
     parts: Vec<Option<f64>>,
     warning: Option<String>,
 }
 
-impl Shares {
+impl TotalShares {
     fn ask(rows: &[StatusRow]) -> std::io::Result<Self> {
         let with_metrics = rows.iter().filter(|row| !row.metrics.is_empty());
         let addresses: Vec<String> = with_metrics.map(|row| row.metrics.clone()).collect();
@@ -85,7 +85,7 @@ impl Shares {
     }
 }
 
-fn table(rows: &[StatusRow], shares: &Shares) -> Table {
+fn table(rows: &[StatusRow], shares: &TotalShares) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(["server", "state", "address", "epoch", "holds", "share", "metrics"]);
@@ -140,7 +140,7 @@ pub(crate) fn show(place: &ClusterLocation, is_json: bool) -> anyhow::Result<boo
     let keys = place.keys()?;
     let catalog = open(&address, &token)?;
     let asked = ClusterStatus::read(&*catalog, &keys)?.rows();
-    let shares = Shares::ask(&asked)?;
+    let shares = TotalShares::ask(&asked)?;
     // Read the catalog again after waiting for slow servers, so that state and shares are from
     // about the same time.
     let standing = ClusterStatus::read(&*catalog, &keys)?;

@@ -11,9 +11,9 @@ use std::io::{self, Write};
 
 /// Saved modes of stdin's terminal.
 #[derive(Clone, Debug)]
-pub(crate) struct Modes(Termios);
+pub(crate) struct TerminalModes(Termios);
 
-impl Modes {
+impl TerminalModes {
     /// The current modes; `None` if stdin is not a terminal.
     pub(crate) fn now() -> Option<Self> {
         tcgetattr(stdin()).ok().map(Self)
@@ -28,12 +28,12 @@ impl Modes {
 
 /// Delivers single keys, without echo, while this value lives. Ctrl-C still raises a signal.
 #[derive(Debug)]
-pub(crate) struct KeysAlone(Modes);
+pub(crate) struct SingleKeyMode(TerminalModes);
 
-impl KeysAlone {
+impl SingleKeyMode {
     /// `None` if stdin is not a terminal.
     pub(crate) fn begin() -> Option<Self> {
-        let before = Modes::now()?;
+        let before = TerminalModes::now()?;
         let mut modes = before.0.clone();
         modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
         // Disable Ctrl-Z: a stopped program would leave its screen and these modes to the shell.
@@ -43,7 +43,7 @@ impl KeysAlone {
     }
 }
 
-impl Drop for KeysAlone {
+impl Drop for SingleKeyMode {
     fn drop(&mut self) {
         self.0.restore();
     }
@@ -51,9 +51,9 @@ impl Drop for KeysAlone {
 
 /// The alternate screen of stdout; dropping it restores the previous content.
 #[derive(Debug)]
-pub(crate) struct Screen;
+pub(crate) struct AlternateScreen;
 
-impl Screen {
+impl AlternateScreen {
     /// Switches to the alternate screen.
     pub(crate) fn begin() -> io::Result<Self> {
         let screen = Self;
@@ -79,7 +79,7 @@ impl Screen {
     }
 }
 
-impl Drop for Screen {
+impl Drop for AlternateScreen {
     fn drop(&mut self) {
         let mut out = io::stdout().lock();
         // A closed terminal needs no cleanup.

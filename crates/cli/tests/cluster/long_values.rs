@@ -9,7 +9,7 @@ use crate::strings::{
     Model, assert_comes_back_from_a_file, assert_same, client, next_life, work_with,
 };
 use farleaf_index::{IndexError, RangeIndex};
-use farleaf_page::{Bytes, TooLong};
+use farleaf_page::{Bytes, LengthError};
 use farleaf_pool::wire::MAX_VALUE_BYTES;
 use rand::RngExt;
 use rand::rngs::SmallRng;
@@ -125,7 +125,7 @@ fn a_value_that_no_message_has_is_refused() {
     let connection = connect_to::<Bytes>(&cluster, DEADLINE);
     let refused = connection.run(async |client| {
         let (bytes, most) = (MAX_VALUE_BYTES + 1, MAX_VALUE_BYTES);
-        let (long, error) = (vec![1; bytes], IndexError::from(TooLong::Value { bytes, most }));
+        let (long, error) = (vec![1; bytes], IndexError::from(LengthError::Value { bytes, most }));
         assert!(error.to_string().contains("61440"), "{error}");
         assert_eq!(client.upsert(b"a", &long).await, Err(error.clone()));
         assert_eq!(client.compare_exchange(b"a", b"", &long).await, Err(error.clone()));

@@ -14,7 +14,7 @@ use farleaf_index::client::RemoteDesign;
 use farleaf_index::{IndexError, RangeIndex};
 use farleaf_page::{Bytes, Fixed8, NamedLayout};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::{self, Beside, Setup};
+use farleaf_suites::conformance::{self, SuiteBackground, SuiteSetup};
 use rustix::process::Signal;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,11 +82,11 @@ fn the_suite_of_all_designs_against_processes_with_blocks() {
 }
 
 fn the_suite<L: NamedLayout>(flags: &'static [&'static str]) {
-    let beside = &Beside::nothing();
+    let beside = &SuiteBackground::nothing();
     for transport in ["tcp", "shm"] {
         let provider = &Processes(transport, flags);
         let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
-        let setup = Setup { provider, options: (), memory_servers: 0, server };
+        let setup = SuiteSetup { provider, options: (), memory_servers: 0, server };
         conformance::single_operations::<L, RemoteDesign, _>(&setup, beside);
         conformance::scans::<L, RemoteDesign, _>(&setup, beside);
         conformance::concurrent_owners::<L, RemoteDesign, _>(&setup, beside);
@@ -94,7 +94,7 @@ fn the_suite<L: NamedLayout>(flags: &'static [&'static str]) {
     }
     let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
     let provider = &Processes("tcp", flags);
-    let setup = Setup { provider, options: (), memory_servers: 0, server };
+    let setup = SuiteSetup { provider, options: (), memory_servers: 0, server };
     conformance::bulk_load::<L, RemoteDesign, _>(&setup, beside);
 }
 

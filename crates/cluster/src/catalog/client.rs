@@ -16,7 +16,7 @@ use farleaf_fabric::handshake::{
     PeerIdentity, PeerRole, Token, draw_epoch,
 };
 use farleaf_fabric::sync::{Mutex, lock};
-use farleaf_fabric::tcp::frame::{self, Completion, Decoded};
+use farleaf_fabric::tcp::frame::{self, Completion, DecodedFrame};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -287,14 +287,18 @@ impl CatalogLink {
         self.received.clear();
         loop {
             match frame::decode_completion(&self.received) {
-                Decoded::Frame { id: whose, body: Completion::Reply(reply), .. } if whose == id => {
+                DecodedFrame::Frame { id: whose, body: Completion::Reply(reply), .. }
+                    if whose == id =>
+                {
                     return Ok(reply.to_vec());
                 }
-                Decoded::Frame { body: Completion::NotDone(..), .. } => {
+                DecodedFrame::Frame { body: Completion::NotDone(..), .. } => {
                     return invalid("no answer");
                 }
-                Decoded::Frame { .. } | Decoded::Malformed => return invalid("this is no answer"),
-                Decoded::Incomplete => {}
+                DecodedFrame::Frame { .. } | DecodedFrame::Malformed => {
+                    return invalid("this is no answer");
+                }
+                DecodedFrame::Incomplete => {}
             }
             let bytes = read_some(&mut self.socket, &mut piece, deadline)?;
             self.received.extend_from_slice(&piece[..bytes]);

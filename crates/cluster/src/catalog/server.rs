@@ -1,4 +1,4 @@
-//! The embedded catalog: [`Store`] behind a listener.
+//! The embedded catalog: [`CatalogStore`] behind a listener.
 //!
 //! The listener's threads must not wait for a disk. A separate thread answers requests in order of
 //! arrival, and ends leases.
@@ -9,7 +9,7 @@
 //! *Thread safety*: any number of threads may use the handle.
 
 use super::messages::{CatalogAnswer, CatalogRequest, encode};
-use super::store::Store;
+use super::store::CatalogStore;
 use crate::clock::MonotonicClock;
 use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::listener::start_thread;
@@ -84,7 +84,7 @@ impl EmbeddedCatalog {
     ) -> io::Result<Self> {
         let lock = lock_state(&config.state)?;
         let clock = MonotonicClock::start();
-        let store = Store::open(&config.state, clock.now_ns())?;
+        let store = CatalogStore::open(&config.state, clock.now_ns())?;
         let (sender, receiver) = sync_channel(QUEUE);
         let thread = start_thread("catalog".into(), move || serve(store, &receiver, clock))?;
         let server = TcpServerConfig {
@@ -145,7 +145,7 @@ impl Calls for CatalogRequestHandler {
     }
 }
 
-fn serve(mut store: Store, requests: &Receiver<WaitingWatch>, clock: MonotonicClock) {
+fn serve(mut store: CatalogStore, requests: &Receiver<WaitingWatch>, clock: MonotonicClock) {
     let mut fails = false;
     loop {
         let ended = store.expire(clock.now_ns());

@@ -46,17 +46,17 @@ struct CatalogState {
 const FORMAT: u32 = 1;
 
 #[derive(Clone, Copy, Debug)]
-struct Term {
+struct CatalogTerm {
     term_ns: u64,
     ends_ns: u64,
 }
 
 #[derive(Debug)]
-pub(super) struct Store {
+pub(super) struct CatalogStore {
     path: PathBuf,
     version: u64,
     entries: BTreeMap<String, StoredEntry>,
-    leases: BTreeMap<u64, Term>,
+    leases: BTreeMap<u64, CatalogTerm>,
 }
 
 fn invalid(path: &Path, why: impl std::fmt::Display) -> io::Error {
@@ -64,7 +64,7 @@ fn invalid(path: &Path, why: impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-impl Store {
+impl CatalogStore {
     /// Reads the state from the file at `path`, or starts empty if there is no file. Every lease
     /// gets a whole term from `now_ns`.
     pub(super) fn open(path: &Path, now_ns: u64) -> io::Result<Self> {
@@ -85,7 +85,7 @@ impl Store {
             return Err(invalid(path, format!("its format is {}", content.format)));
         }
         let fresh = |(lease, term_ns): (u64, u64)| {
-            (lease, Term { term_ns, ends_ns: now_ns.saturating_add(term_ns) })
+            (lease, CatalogTerm { term_ns, ends_ns: now_ns.saturating_add(term_ns) })
         };
         let store = Self {
             path: path.to_owned(),
@@ -139,8 +139,8 @@ impl Store {
         })
     }
 
-    /// Answers a request at the time `now_ns`. The caller must have called [`Store::expire`] for
-    /// that time.
+    /// Answers a request at the time `now_ns`. The caller must have called [`CatalogStore::expire`]
+    /// for that time.
     pub(super) fn answer(&mut self, request: CatalogRequest, now_ns: u64) -> CatalogAnswer {
         self.carry_out(request, now_ns).unwrap_or_else(CatalogAnswer::Refused)
     }
@@ -249,7 +249,7 @@ impl Store {
         while id == 0 || self.leases.contains_key(&id) {
             id = draw_epoch().map_err(|error| error.to_string())? >> 1;
         }
-        self.leases.insert(id, Term { term_ns, ends_ns: now_ns.saturating_add(term_ns) });
+        self.leases.insert(id, CatalogTerm { term_ns, ends_ns: now_ns.saturating_add(term_ns) });
         Ok(CatalogAnswer::Granted(CatalogLease(id)))
     }
 
@@ -268,7 +268,7 @@ impl Store {
 
     /// Ends the leases that have expired by `now_ns`.
     pub(super) fn expire(&mut self, now_ns: u64) -> Result<(), String> {
-        let over = |(id, term): (&u64, &Term)| (term.ends_ns <= now_ns).then_some(*id);
+        let over = |(id, term): (&u64, &CatalogTerm)| (term.ends_ns <= now_ns).then_some(*id);
         let ids: Vec<u64> = self.leases.iter().filter_map(over).collect();
         if ids.is_empty() { Ok(()) } else { self.end(&ids) }
     }
@@ -285,20 +285,20 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    fn put(store: &mut Store, key: &str, lease: Option<CatalogLease>) {
+    fn put(store: &mut CatalogStore, key: &str, lease: Option<CatalogLease>) {
         let request =
             CatalogRequest::PutIf { key: key.into(), expected: None, value: "v".into(), lease };
         assert_eq!(store.answer(request, 0), CatalogAnswer::Done(true));
     }
 
-    fn granted(store: &mut Store, now_ns: u64) -> CatalogLease {
+    fn granted(store: &mut CatalogStore, now_ns: u64) -> CatalogLease {
         match store.answer(CatalogRequest::Grant { term_ns: SECOND_NS }, now_ns) {
             CatalogAnswer::Granted(lease) => lease,
             answer => panic!("{answer:?}"),
         }
     }
 
-    fn keys(store: &Store) -> Vec<&str> {
+    fn keys(store: &CatalogStore) -> Vec<&str> {
         store.entries.keys().map(String::as_str).collect()
     }
 
@@ -306,17 +306,17 @@ mod tests {
     fn a_restart_keeps_entries_and_gives_leases_a_whole_term() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state");
-        let mut store = Store::open(&path, 0).unwrap();
+        let mut store = CatalogStore::open(&path, 0).unwrap();
         let (lease, bare) = (granted(&mut store, 0), granted(&mut store, 0));
         put(&mut store, "stays", None);
         put(&mut store, "goes", Some(lease));
         let version = store.version;
         drop(store);
 
-        let mut store = Store::open(&path, 50 * SECOND_NS).unwrap();
+        let mut store = CatalogStore::open(&path, 50 * SECOND_NS).unwrap();
         assert_eq!((keys(&store), store.version), (vec!["goes", "stays"], version));
         // A lease without entries is not written, so it does not survive a restart.
-        let alive = |store: &mut Store, lease, now_ns| {
+        let alive = |store: &mut CatalogStore, lease, now_ns| {
             store.answer(CatalogRequest::KeepAlive { lease }, now_ns) == CatalogAnswer::Done(true)
         };
         assert!(!alive(&mut store, bare, 50 * SECOND_NS));
@@ -326,7 +326,11 @@ mod tests {
         assert_eq!(keys(&store).len(), 2);
         store.expire(52 * SECOND_NS).unwrap();
         assert_eq!(keys(&store), ["stays"]);
-        assert_eq!(keys(&Store::open(&path, 0).unwrap()), ["stays"], "an end is written too");
+        assert_eq!(
+            keys(&CatalogStore::open(&path, 0).unwrap()),
+            ["stays"],
+            "an end is written too"
+        );
     }
 
     /// A crash in the middle of a write leaves a torn temporary file next to an intact state.
@@ -334,17 +338,17 @@ mod tests {
     fn a_torn_temporary_file_changes_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state");
-        let mut store = Store::open(&path, 0).unwrap();
+        let mut store = CatalogStore::open(&path, 0).unwrap();
         put(&mut store, "a", None);
         drop(store);
         let whole = fs::read(&path).unwrap();
         fs::write(path.with_added_extension("new"), &whole[..whole.len() / 2]).unwrap();
-        let mut store = Store::open(&path, 0).unwrap();
+        let mut store = CatalogStore::open(&path, 0).unwrap();
         put(&mut store, "b", None);
-        assert_eq!(keys(&Store::open(&path, 0).unwrap()), ["a", "b"]);
+        assert_eq!(keys(&CatalogStore::open(&path, 0).unwrap()), ["a", "b"]);
         // An invalid file in the place of the state is not overwritten.
         fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-        let error = Store::open(&path, 0).unwrap_err();
+        let error = CatalogStore::open(&path, 0).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         assert_eq!(fs::read(&path).unwrap(), whole[..whole.len() / 2]);
     }
@@ -353,7 +357,7 @@ mod tests {
     fn what_cannot_be_written_has_not_happened() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state");
-        let mut store = Store::open(&path, 0).unwrap();
+        let mut store = CatalogStore::open(&path, 0).unwrap();
         put(&mut store, "a", None);
         fs::create_dir(path.with_added_extension("new")).unwrap();
         let request = CatalogRequest::PutIf {

@@ -98,11 +98,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Default)]
 struct MetricSources {
     tally: Arc<RequestTally>,
-    serving: Mutex<Option<Arc<dyn Watching>>>,
+    serving: Mutex<Option<Arc<dyn WatchedGeneration>>>,
 }
 
 /// The generation being served, with any layout.
-trait Watching: Send + Sync {
+trait WatchedGeneration: Send + Sync {
     fn look(&self) -> ComputeServerSnapshot;
 }
 
@@ -135,7 +135,7 @@ impl MetricSources {
     }
 }
 
-impl<L: ClusterLayout, D: ClusterDesign<L>> Watching for threads::GenerationShared<L, D> {
+impl<L: ClusterLayout, D: ClusterDesign<L>> WatchedGeneration for threads::GenerationShared<L, D> {
     fn look(&self) -> ComputeServerSnapshot {
         let range = self.server.map().range_of(self.server.number());
         let record = |key: &OwnedKey<L>| L::key(key).to_record();
@@ -153,7 +153,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> Watching for threads::GenerationShar
 }
 
 /// One generation being served.
-struct Serving<L: ClusterLayout, D: ClusterDesign<L>> {
+struct ServedGeneration<L: ClusterLayout, D: ClusterDesign<L>> {
     generation: u64,
     threads: GenerationThreads<L, D>,
 }
@@ -168,7 +168,7 @@ struct ComputeProgram<'a, L: ClusterLayout, D: ClusterDesign<L>> {
     watched: Arc<MetricSources>,
     /// Declared before the crew, so that it is dropped first: dropping the crew waits for this
     /// work.
-    serving: Option<Serving<L, D>>,
+    serving: Option<ServedGeneration<L, D>>,
     crew: WorkerThreads<L>,
     /// Whether this machine is known to support the cluster's transport.
     is_reachable: bool,
@@ -592,13 +592,13 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> ComputeProgram<'_, L, D> {
         let threads = GenerationThreads::start(&self.crew, server, &cluster, &store, tally)?;
         *lock(&self.watched.serving) = Some(Arc::clone(&threads.shared) as _);
         self.crew.serve(Some(&threads));
-        self.serving = Some(Serving { generation, threads });
+        self.serving = Some(ServedGeneration { generation, threads });
         self.said.clear();
         tracing::info!("serving generation {generation} of the index");
         Ok(())
     }
 
-    fn take_down(&mut self) -> Option<Serving<L, D>> {
+    fn take_down(&mut self) -> Option<ServedGeneration<L, D>> {
         self.crew.serve::<D>(None);
         *lock(&self.watched.serving) = None;
         self.serving.take()

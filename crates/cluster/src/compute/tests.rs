@@ -25,7 +25,7 @@ use farleaf_index::{IndexError, RangeIndex, ScanResult, ValueForm};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
-use farleaf_suites::conformance::{self, Beside, Setup};
+use farleaf_suites::conformance::{self, SuiteBackground, SuiteSetup};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -200,8 +200,8 @@ impl<D: Tested> Cluster for TiersCluster<D> {
 
 fn suite<D: Tested<ServerOptions: Clone + Sync + Send>>(tiers: &Tiers<D>) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
-    let beside = &Beside::nothing();
-    let setup = Setup { provider: tiers, options: (), memory_servers: 2, server };
+    let beside = &SuiteBackground::nothing();
+    let setup = SuiteSetup { provider: tiers, options: (), memory_servers: 2, server };
     conformance::single_operations::<Fixed8, RemoteDesign, _>(&setup, beside);
     conformance::scans::<Fixed8, RemoteDesign, _>(&setup, beside);
     conformance::bulk_load::<Fixed8, RemoteDesign, _>(&setup, beside);
@@ -244,7 +244,7 @@ fn the_suite_through_compute_servers_with_lsm_trees() {
 fn compute_servers_with_lsm_trees_move_whole_shards() {
     let tiers = Tiers::<ShardedDlsm> { compute_servers: 2, threads: 1, server: lsm() };
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
-    let setup = Setup { provider: &tiers, options: (), memory_servers: 2, server };
+    let setup = SuiteSetup { provider: &tiers, options: (), memory_servers: 2, server };
     let cluster = setup.start::<Fixed8>();
     let records = || (0..4_000).map(|number| (number * (u64::MAX / 4_000), number));
     cluster.run_one(|fabric| async move {
@@ -279,7 +279,7 @@ fn compute_servers_with_lsm_trees_move_whole_shards() {
 fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
     let tiers = Tiers::<Dex> { compute_servers: 1, threads: 2, server: CacheOptions::default() };
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
-    let setup = Setup { provider: &tiers, options: (), memory_servers: 1, server };
+    let setup = SuiteSetup { provider: &tiers, options: (), memory_servers: 1, server };
     let cluster = setup.start::<Fixed8>();
     cluster.run_one(|fabric| async move {
         let ask = async |ask: ClientRequest<Fixed8>| {
@@ -327,7 +327,7 @@ fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
 fn changes_are_written_back_even_if_the_queue_is_full() {
     let tiers = Tiers::<Dex> { compute_servers: 1, threads: 1, server: CacheOptions::default() };
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
-    let setup = Setup { provider: &tiers, options: (), memory_servers: 1, server };
+    let setup = SuiteSetup { provider: &tiers, options: (), memory_servers: 1, server };
     let cluster = setup.start::<Fixed8>();
     let threads = cluster.compute[0].threads.as_ref().unwrap();
     let ask = |ask| -> Receiver<ClientResponse<Fixed8>> {
@@ -370,7 +370,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
     std::thread::spawn(move || {
         let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
         let memory = TcpConfig::default();
-        let setup = Setup { provider: &memory, options: (), memory_servers: 1, server };
+        let setup = SuiteSetup { provider: &memory, options: (), memory_servers: 1, server };
         let memory = MemoryCluster::Tcp(setup.start::<Fixed8>());
         let new = DexOptions::with_boundaries(Vec::new(), CacheOptions::default());
         index::create::<Fixed8, Dex, _>(&memory, &new).unwrap();
@@ -401,7 +401,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
 fn too_little_memory_for_the_shards_ends_a_compute_server() {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
     let memory = TcpConfig::default();
-    let setup = Setup { provider: &memory, options: (), memory_servers: 1, server };
+    let setup = SuiteSetup { provider: &memory, options: (), memory_servers: 1, server };
     let memory = MemoryCluster::Tcp(setup.start::<Fixed8>());
     let of = |bytes, longest_value| DlsmServerOptions {
         memtable_bytes: Some(bytes),

@@ -28,7 +28,7 @@ use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::tcp::{Hosting, ServerThread, TcpServer, TcpServerConfig};
 use farleaf_fabric::{CounterSnapshot, Fabric};
 use farleaf_index::CacheCounters;
-use farleaf_index::partition::{Clients, ComputeServer, ThreadQueue, Worker};
+use farleaf_index::partition::{ComputeServer, ServedClients, ThreadQueue, Worker};
 use farleaf_page::Layout;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode, NO_LOAD};
 use std::net::TcpListener;
@@ -382,7 +382,7 @@ fn serve_over<L: ClusterLayout, D: ClusterDesign<L>>(
 /// Counts requests, and sends their answers.
 struct CountingAnswers<'a>(&'a RequestTally);
 
-impl<L: Layout> Clients<L> for CountingAnswers<'_> {
+impl<L: Layout> ServedClients<L> for CountingAnswers<'_> {
     type Reply = ReplyHandle<L>;
 
     fn begin(&self, ask: &ClientRequest<L>, reply: &ReplyHandle<L>) -> bool {

@@ -93,12 +93,12 @@ pub struct MemoryServerOptions {
     /// Term of its lease in the catalog.
     pub term: Duration,
     /// Settings for the new cluster, if this program may create it.
-    pub creates: Option<Creates>,
+    pub creates: Option<CreatorSettings>,
 }
 
 /// Settings of a cluster that only its creator chooses.
 #[derive(Clone, Copy, Debug)]
-pub struct Creates {
+pub struct CreatorSettings {
     pub memory_servers: u16,
     pub compute_servers: u16,
     pub layout: LayoutName,
@@ -380,7 +380,9 @@ pub fn run(options: &MemoryServerOptions, stop: &StopSignal) -> Result<(), Progr
     // Start the pool before writing the settings, so that settings that cannot be served are never
     // written.
     let pool = ServedPool::start(options, layout, &token, &wanted, generation)?;
-    if let Some(Creates { memory_servers, compute_servers, layout, index }) = options.creates {
+    if let Some(CreatorSettings { memory_servers, compute_servers, layout, index }) =
+        options.creates
+    {
         let mine = SettingsRecord {
             memory_servers,
             compute_servers,

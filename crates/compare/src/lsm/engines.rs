@@ -3,7 +3,7 @@
 //! *Thread safety*: an engine may be used by several threads.
 
 use super::records::WrittenRecords;
-use super::{EmptyEngine, Sizes};
+use super::{EmptyEngine, EngineSizes};
 use anyhow::{Context, ensure};
 use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard};
 use farleaf_fabric::local::LocalConfig;
@@ -40,7 +40,7 @@ pub(super) struct InMemory {
 }
 
 impl InMemory {
-    pub(super) fn new(sizes: &Sizes) -> anyhow::Result<Self> {
+    pub(super) fn new(sizes: &EngineSizes) -> anyhow::Result<Self> {
         let options = DlsmOptions::with_table_bytes(sizes.table_bytes);
         // Merges write before they free.
         let pool_bytes = (sizes.data_bytes * 4 + (1 << 30)).next_multiple_of(1 << 21);
@@ -134,7 +134,7 @@ pub(super) struct Fjall {
 }
 
 impl Fjall {
-    pub(super) fn new(sizes: &Sizes) -> anyhow::Result<Self> {
+    pub(super) fn new(sizes: &EngineSizes) -> anyhow::Result<Self> {
         let folder = folder_in_memory()?;
         // With a single worker, its queue of messages can fill up with its own, and it hangs. Of
         // several, the first one only flushes: it puts requests to merge back into the queue, and

@@ -65,7 +65,7 @@ pub(crate) struct LsmArguments {
 
 /// Sizes that all engines have.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
+struct EngineSizes {
     /// Bytes of keys and values.
     data_bytes: u64,
     /// Bytes of a table, and of a MemTable.
@@ -89,7 +89,7 @@ trait EmptyEngine {
 }
 
 /// A list of engines: their names, and how to create one.
-type Engines = Vec<(&'static str, fn(&Sizes) -> anyhow::Result<Box<dyn EmptyEngine>>)>;
+type Engines = Vec<(&'static str, fn(&EngineSizes) -> anyhow::Result<Box<dyn EmptyEngine>>)>;
 
 /// The name of the baseline.
 const DLSM: &str = "dlsm";
@@ -248,7 +248,7 @@ pub(crate) fn compare(arguments: &LsmArguments) -> anyhow::Result<LsmComparison>
     });
     let records = WrittenRecords::new(arguments.records)?;
     let table_bytes = arguments.table_mib << 20;
-    let sizes = Sizes { data_bytes: records.bytes(), table_bytes };
+    let sizes = EngineSizes { data_bytes: records.bytes(), table_bytes };
     let mut phases = Phases::default();
     for threads in &arguments.threads {
         for round in 0..arguments.rounds as usize {

@@ -5,7 +5,7 @@
 
 use super::engines::{BLOOM_BITS, WORKERS, folder_in_memory, on_threads, until_idle};
 use super::records::WrittenRecords;
-use super::{EmptyEngine, Sizes};
+use super::{EmptyEngine, EngineSizes};
 use anyhow::Context;
 use rocksdb::properties;
 use rocksdb::{
@@ -32,7 +32,7 @@ const WORK: [&properties::PropName; 4] = [
 
 impl RocksDb {
     /// The sizes of levels are those of dLSM.
-    pub(super) fn new(sizes: &Sizes) -> anyhow::Result<Self> {
+    pub(super) fn new(sizes: &EngineSizes) -> anyhow::Result<Self> {
         let folder = folder_in_memory()?;
         let mut blocks = BlockBasedOptions::default();
         let cache_bytes = sizes.data_bytes * 4 + (64 << 20);

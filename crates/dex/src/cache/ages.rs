@@ -23,7 +23,7 @@ use std::collections::BinaryHeap;
 const SHARDS: usize = 16;
 
 #[derive(Debug)]
-struct Age {
+struct DirtyAge {
     /// When the frame last became dirty.
     since_ns: AtomicU64,
     queued: AtomicBool,
@@ -33,19 +33,19 @@ type AgeQueue = BinaryHeap<Reverse<(u64, FrameId)>>;
 
 /// The ages of a cache's dirty nodes.
 #[derive(Debug)]
-pub(crate) struct Ages {
+pub(crate) struct DirtyAges {
     /// The limit: nodes are written back before they have been dirty for this long. 0 means no
     /// limit.
     limit_ns: u64,
-    frames: Box<[Age]>,
+    frames: Box<[DirtyAge]>,
     shards: Box<[Mutex<AgeQueue>]>,
     /// Whether some nodes have been dirty for longer than the limit.
     behind: AtomicBool,
 }
 
-impl Ages {
+impl DirtyAges {
     pub(super) fn new(limit_ns: u64, frames: u32) -> Self {
-        let age = |_| Age { since_ns: AtomicU64::new(0), queued: AtomicBool::new(false) };
+        let age = |_| DirtyAge { since_ns: AtomicU64::new(0), queued: AtomicBool::new(false) };
         let frames = if limit_ns > 0 { frames } else { 0 };
         Self {
             limit_ns,
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn the_longest_dirty_come_first_and_none_is_forgotten() {
-        let ages = Ages::new(1_000, 64);
+        let ages = DirtyAges::new(1_000, 64);
         let dirty = RefCell::new(BTreeSet::new());
         let is_dirty = |frame: FrameId| dirty.borrow().contains(&frame.number());
         for (number, since_ns) in [(1, 10), (17, 20), (2, 30), (3, 40)] {
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_frame_is_queued_once_and_under_its_last_age() {
-        let ages = Ages::new(1_000, 4);
+        let ages = DirtyAges::new(1_000, 4);
         let frame = FrameId::new(1);
         for since_ns in [10, 20, 30] {
             ages.note(frame, since_ns);
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_write_that_fails_does_not_make_a_node_younger() {
-        let ages = Ages::new(100, 4);
+        let ages = DirtyAges::new(100, 4);
         let (frame, all) = (FrameId::new(1), |_| true);
         ages.note(frame, 10);
         let since_ns = ages.since_ns(frame);

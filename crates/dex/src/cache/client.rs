@@ -13,17 +13,18 @@
 
 use super::transfers::{DependentFrame, UnresolvedFrame};
 use super::{
-    Attached, Cooled, CoolingName, FrameCache, FrameId, FreeFrame, IoMark, LeafAdmission, Mapped,
-    MovingAverage, OffloadMark, OffloadName, OptimisticRef, Restart, is_clean, mark_clean,
+    AttachOutcome, CoolOutcome, CoolingName, FrameCache, FrameId, FreeFrame, LeafAdmission,
+    MappedNode, MovingAverage, OffloadMark, OffloadName, OptimisticRef, RemoteIoMark, Restart,
+    is_clean, mark_clean,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Section, ServerId, Work};
 use farleaf_index::{CacheCounters, LiveCounters, OwnedRange, Ownership};
 use farleaf_page::rules;
 use farleaf_page::{
-    FencePosition, Layout, LeafOutcome, OwnedKey, Page, PageWords, Probe, slot_range,
+    DescentProbe, FencePosition, Layout, LeafOutcome, OwnedKey, Page, PageWords, slot_range,
 };
-use farleaf_pool::remote::{Backoff, Miss, PageClient, Pointer, RemoteError};
+use farleaf_pool::remote::{Backoff, MissCause, PageClient, RemoteError, TimedPointer};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -202,14 +203,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub async fn cool(&self, frame: FrameId) -> bool {
         let heeds_work_below = !self.fabric().breaks(rules::WORK_BELOW_HEEDED);
         let mut cooled = self.cache.cool(frame, heeds_work_below);
-        if cooled == Cooled::Dirty {
+        if cooled == CoolOutcome::Dirty {
             // A node that cannot be written stays hot.
             if self.write_back(frame).await.is_err() {
                 return false;
             }
             cooled = self.cache.cool(frame, heeds_work_below);
         }
-        let Cooled::Done(oldest) = cooled else { return false };
+        let CoolOutcome::Done(oldest) = cooled else { return false };
         LiveCounters::count(&self.counters.coolings);
         self.charge_cooling().await;
         self.drop_oldest(oldest).await;
@@ -266,7 +267,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
-    ) -> Result<(FreeFrame<'a, L>, IoMark<'a>, OwnedRange<OwnedKey<L>>), Restart> {
+    ) -> Result<(FreeFrame<'a, L>, RemoteIoMark<'a>, OwnedRange<OwnedKey<L>>), Restart> {
         // Take both cache misses at once. The cooling bucket is used only after the READ.
         self.cache.mapping.prefetch(address.to_bits());
         self.cache.cooling.prefetch(address.to_bits());
@@ -274,9 +275,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             Some(free) => free, // C16
             None => match self.cache.mapping.get(address.to_bits()) {
                 // Do not evict a node if the requested one is in the cache after all.
-                Mapped::Absent => Box::pin(self.make_room()).await?, // keeps fetches small
-                Mapped::Io => return Err(Restart::Busy),
-                Mapped::Frame(frame) => {
+                MappedNode::Absent => Box::pin(self.make_room()).await?, // keeps fetches small
+                MappedNode::Io => return Err(Restart::Busy),
+                MappedNode::Frame(frame) => {
                     return Err(self.attach(parent, slot, address, frame).await);
                 }
             },
@@ -298,9 +299,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             Err(found) => {
                 self.keep(free);
                 Err(match found {
-                    Mapped::Frame(frame) => self.attach(parent, slot, address, frame).await,
-                    Mapped::Io => Restart::Busy,
-                    Mapped::Absent => self.why_not(parent, slot),
+                    MappedNode::Frame(frame) => self.attach(parent, slot, address, frame).await,
+                    MappedNode::Io => Restart::Busy,
+                    MappedNode::Absent => self.why_not(parent, slot),
                 })
             }
         }
@@ -349,10 +350,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let begun = self.cache.mapping.begin_offload(address.to_bits(), is_there);
         match begun {
             Ok(mark) => Ok(mark),
-            Err(Mapped::Frame(frame)) => Err(self.attach(parent, slot, address, frame).await),
-            Err(Mapped::Io) => Err(Restart::Busy),
-            Err(Mapped::Absent) if parent.is_valid() => Err(Restart::Here),
-            Err(Mapped::Absent) => Err(Restart::Again),
+            Err(MappedNode::Frame(frame)) => Err(self.attach(parent, slot, address, frame).await),
+            Err(MappedNode::Io) => Err(Restart::Busy),
+            Err(MappedNode::Absent) if parent.is_valid() => Err(Restart::Here),
+            Err(MappedNode::Absent) => Err(Restart::Again),
         }
     }
 
@@ -360,7 +361,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// the caller has marked (C6). The mark keeps other operations from making the leaf hot, so a
     /// cached copy is cooling.
     pub(crate) async fn drop_copy(&self, leaf: GlobalAddr) {
-        while let Mapped::Frame(frame) = self.cache.mapping.get(leaf.to_bits()) {
+        while let MappedNode::Frame(frame) = self.cache.mapping.get(leaf.to_bits()) {
             self.charge_cooling().await;
             if let Some(free) = self.cache.drop_cooling(frame, leaf) {
                 LiveCounters::count(&self.counters.invalidations);
@@ -390,7 +391,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         frame: FrameId,
     ) -> Restart {
         match self.cache.attach(parent, slot, address, frame) {
-            Attached::Hot { reheated } => {
+            AttachOutcome::Hot { reheated } => {
                 if reheated {
                     self.charge_cooling().await;
                     LiveCounters::count(&self.counters.reheats);
@@ -400,7 +401,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 }
                 Restart::Again
             }
-            Attached::Other => {
+            AttachOutcome::Other => {
                 // The cached copy of the node may be stale instead of the parent. Then a refresh of
                 // the parent would not help.
                 if let Some(free) = self.cache.forget_lost(frame, address) {
@@ -408,7 +409,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 }
                 Restart::Refresh
             }
-            Attached::NotNow => Restart::Busy,
+            AttachOutcome::NotNow => Restart::Busy,
         }
     }
 
@@ -422,7 +423,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Restart> {
         let (free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
@@ -472,10 +473,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// leaf does not become hot, unless it is dirty.
     pub(crate) async fn bring_marked_leaf<'a, T>(
         &'a self,
-        (free, mark): (FreeFrame<'a, L>, IoMark<'a>),
+        (free, mark): (FreeFrame<'a, L>, RemoteIoMark<'a>),
         below: Option<(OptimisticRef<'_, L>, usize)>,
         (address, keys): (GlobalAddr, &OwnedRange<OwnedKey<L>>),
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         work: impl FnOnce(Page<'_, L>) -> LeafOutcome<T>,
     ) -> Result<LeafOutcome<T>, Restart> {
         // The code before and after `work` is in separate functions, so that it is compiled only
@@ -495,7 +496,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &'a self,
         free: FreeFrame<'a, L>,
         (address, keys): (GlobalAddr, &OwnedRange<OwnedKey<L>>),
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<FreeFrame<'a, L>, Restart> {
         let free = self.read_into(free, address).await?;
         LiveCounters::count(&self.counters.leaf_misses);
@@ -515,7 +516,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Writes the `changed` words of a leaf through, and admits it.
     async fn admit_marked_leaf<'a>(
         &'a self,
-        (free, mark): (FreeFrame<'a, L>, IoMark<'a>),
+        (free, mark): (FreeFrame<'a, L>, RemoteIoMark<'a>),
         below: Option<(OptimisticRef<'_, L>, usize)>,
         changed: Option<PageWords>,
         is_full: bool,
@@ -567,7 +568,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     fn admit_dirty<'a>(
         &'a self,
         free: FreeFrame<'a, L>,
-        mark: IoMark<'a>,
+        mark: RemoteIoMark<'a>,
         below: Option<(OptimisticRef<'_, L>, usize)>,
     ) {
         let frame = free.frame();
@@ -579,12 +580,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             self.cache.publish_detached(free, mark);
         }
         if self.cache.ages().limit_ns() > 0 {
-            // Before the node was published, `Ages::take` may have dropped the frame's entry (C21).
+            // Before the node was published, `DirtyAges::take` may have dropped the frame's entry
+            // (C21).
             self.cache.ages().queue(frame);
         }
     }
 
-    async fn admit_cold<'a>(&'a self, free: FreeFrame<'a, L>, mark: IoMark<'a>) {
+    async fn admit_cold<'a>(&'a self, free: FreeFrame<'a, L>, mark: RemoteIoMark<'a>) {
         self.charge_cooling().await;
         let oldest = self.cache.publish_cold(free, mark);
         self.drop_oldest(oldest).await;
@@ -595,7 +597,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     async fn admit_hot<'a>(
         &'a self,
         free: FreeFrame<'a, L>,
-        mark: IoMark<'a>,
+        mark: RemoteIoMark<'a>,
         below: (OptimisticRef<'_, L>, usize),
     ) {
         if !is_clean(free.page()) {
@@ -612,7 +614,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Restart {
         self.fetch_inner(parent, slot, address, probe).await.err().unwrap_or(Restart::Again)
     }
@@ -622,7 +624,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         parent: OptimisticRef<'_, L>,
         slot: usize,
         address: GlobalAddr,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<(), Restart> {
         let level = parent.page.level().saturating_sub(1);
         let (free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
@@ -634,18 +636,20 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         let is_exclusive = owned == Ownership::All;
         let posted_ns = self.timed();
-        let copy = match self.pages.read(Pointer::fixed(address)).await {
+        let copy = match self.pages.read(TimedPointer::fixed(address)).await {
             Ok(copy) => {
                 self.record(posted_ns);
                 copy
             }
             // The node was shared and its lock holder has not finished: wait for the holder, or
             // recover the lock if it is dead.
-            Err(Miss::Restart) if self.pages.is_held_up_at(address) => return Err(Restart::Busy),
+            Err(MissCause::Restart) if self.pages.is_held_up_at(address) => {
+                return Err(Restart::Busy);
+            }
             // No intact inner node is there. Either the parent is stale and the node was freed and
             // reused (D3), or a WRITE of it was torn.
-            Err(Miss::Restart) if is_exclusive => return Err(Restart::Torn(address)),
-            Err(Miss::Restart) => return Err(Restart::Refresh),
+            Err(MissCause::Restart) if is_exclusive => return Err(Restart::Torn(address)),
+            Err(MissCause::Restart) => return Err(Restart::Refresh),
             Err(miss) => return Err(miss.into()),
         };
         LiveCounters::count(&self.counters.inner_misses);
@@ -706,7 +710,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         self.before_landing(address.server()).await?;
         let frame = free.into_frame();
         // If this future is dropped after this point, the frame goes to `landings`.
-        let landing = Landing {
+        let landing = FrameReadInFlight {
             frame,
             server: address.server(),
             landings: &self.landings,
@@ -768,21 +772,21 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
 /// A READ in flight into a frame. If this is dropped before the READ has ended, for example with
 /// the READ's future, the frame stays out of use until the READ is settled (C17).
-struct Landing<'a> {
+struct FrameReadInFlight<'a> {
     frame: FrameId,
     server: ServerId,
     landings: &'a RefCell<Vec<(FrameId, ServerId)>>,
     doubtful: &'a Cell<bool>,
 }
 
-impl Landing<'_> {
+impl FrameReadInFlight<'_> {
     /// No part of the READ can still land.
     fn has_ended(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Landing<'_> {
+impl Drop for FrameReadInFlight<'_> {
     fn drop(&mut self) {
         self.landings.borrow_mut().push((self.frame, self.server));
         self.doubtful.set(true);

@@ -11,17 +11,19 @@
 //! *Thread safety*: any number of threads.
 
 use super::{
-    AdmissionPolicy, Ages, CacheOptions, CacheTurns, Cooling, CurrentOwnedRange, FrameArena,
-    FrameId, FrameState, IoMark, Mapped, MappingTable, OffloadName, Swip, VictimPolicy, is_clean,
+    AdmissionPolicy, CacheOptions, CacheTurns, Cooling, CurrentOwnedRange, DirtyAges, FrameArena,
+    FrameId, FrameState, MappedNode, MappingTable, OffloadName, RemoteIoMark, Swip, VictimPolicy,
+    is_clean,
 };
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
 use farleaf_index::{OwnedRange, Ownership};
 use farleaf_page::{
-    Exclusive, LatchVersion, Layout, MAX_LEVEL, OwnedKey, Page, Probe, lies_within, slot_range,
+    DescentProbe, ExclusiveLatch, LatchVersion, Layout, MAX_LEVEL, OwnedKey, Page, lies_within,
+    slot_range,
 };
 use farleaf_pool::remote::FailureDetector;
-use farleaf_pool::remote::Image;
+use farleaf_pool::remote::PageImage;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The frames of one compute server, with the structures that find them.
@@ -38,7 +40,7 @@ pub struct FrameCache<L: Layout> {
     /// The keys whose leaves may be cached here (C20).
     owned: CurrentOwnedRange<OwnedKey<L>>,
     /// When each dirty node became dirty.
-    ages: Ages,
+    ages: DirtyAges,
     /// Turns for operations that have lost their frames too often (C23).
     turns: CacheTurns,
     /// Which memory servers can be reached.
@@ -74,7 +76,7 @@ impl<'a, L: Layout> OptimisticRef<'a, L> {
 
     /// Latches the node, unless it has changed since it was found.
     #[inline]
-    pub fn lock(&self) -> Option<Exclusive<'a>> {
+    pub fn lock(&self) -> Option<ExclusiveLatch<'a>> {
         self.page.latch().try_lock(self.version, 0)
     }
 }
@@ -129,7 +131,7 @@ fn fits_slot<L: Layout>(parent: Page<'_, L>, slot: usize, child: Page<'_, L>) ->
 
 /// Outcome of an attempt to cool a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cooled {
+pub enum CoolOutcome {
     /// The node is cooling. A frame in the result was the oldest one cooling, and must be evicted
     /// to make room.
     Done(Option<FrameId>),
@@ -141,7 +143,7 @@ pub enum Cooled {
 
 /// Outcome of an attempt to make a parent point to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attached {
+pub enum AttachOutcome {
     /// The node is hot now.
     Hot {
         /// Whether it was cooling before.
@@ -173,7 +175,7 @@ impl<L: Layout> FrameCache<L> {
             free: Mutex::default(),
             fresh: AtomicU64::new(0),
             owned: CurrentOwnedRange::new(owned),
-            ages: Ages::new(options.write_back_ns, frames),
+            ages: DirtyAges::new(options.write_back_ns, frames),
             turns: CacheTurns::new(frames),
             detector: FailureDetector::default(),
             options: *options,
@@ -203,7 +205,7 @@ impl<L: Layout> FrameCache<L> {
     }
 
     /// When nodes became dirty, if they are written back by age.
-    pub(crate) fn ages(&self) -> &Ages {
+    pub(crate) fn ages(&self) -> &DirtyAges {
         &self.ages
     }
 
@@ -320,8 +322,8 @@ impl<L: Layout> FrameCache<L> {
     /// Copies a page in the form that the pool stores: addresses instead of frames in the child
     /// words, no note, and zeros in the unused entries of an inner page. Word 0 is the frame's
     /// latch word. Call it under the page's latch.
-    pub fn image(&self, page: Page<'_, L>) -> Image<L> {
-        let image = Image::of(page);
+    pub fn image(&self, page: Page<'_, L>) -> PageImage<L> {
+        let image = PageImage::of(page);
         image.page().set_note(0);
         if page.level() > 0 {
             L::clear_unused(image.page());
@@ -347,7 +349,7 @@ impl<L: Layout> FrameCache<L> {
             return None;
         }
         let low = L::low(page);
-        let likely = L::inner_slot(parent, Probe::At(L::key(&low)));
+        let likely = L::inner_slot(parent, DescentProbe::At(L::key(&low)));
         let points_here = |slot: usize| self.swip(parent, slot) == Some(Swip::Frame(frame));
         if points_here(likely) {
             return Some(likely);
@@ -362,8 +364,8 @@ impl<L: Layout> FrameCache<L> {
         slot: usize,
         address: GlobalAddr,
         frame: FrameId,
-    ) -> Attached {
-        self.try_attach(parent, slot, address, frame).unwrap_or(Attached::NotNow)
+    ) -> AttachOutcome {
+        self.try_attach(parent, slot, address, frame).unwrap_or(AttachOutcome::NotNow)
     }
 
     fn try_attach(
@@ -372,7 +374,7 @@ impl<L: Layout> FrameCache<L> {
         slot: usize,
         address: GlobalAddr,
         frame: FrameId,
-    ) -> Option<Attached> {
+    ) -> Option<AttachOutcome> {
         let child = self.seen(frame)?;
         let _parent_guard = parent.lock()?;
         let _child_guard = child.lock()?;
@@ -382,7 +384,7 @@ impl<L: Layout> FrameCache<L> {
         if child.page.level() + 1 != parent.page.level()
             || !fits_slot(parent.page, slot, child.page)
         {
-            return Some(Attached::Other);
+            return Some(AttachOutcome::Other);
         }
         let reheated = match self.arena.state(frame) {
             FrameState::Cooling => {
@@ -402,7 +404,7 @@ impl<L: Layout> FrameCache<L> {
         self.arena.set_parent(frame, Some(parent.frame));
         self.arena.set_state(frame, FrameState::Hot);
         L::inner_set_child(parent.page, slot, Swip::Frame(frame).to_word());
-        Some(Attached::Hot { reheated })
+        Some(AttachOutcome::Hot { reheated })
     }
 
     /// Unlinks a hot node from another parent, a stale copy that still points to it (C9).
@@ -430,10 +432,10 @@ impl<L: Layout> FrameCache<L> {
     pub fn publish_hot<'a>(
         &'a self,
         free: FreeFrame<'a, L>,
-        mark: IoMark<'a>,
+        mark: RemoteIoMark<'a>,
         parent: OptimisticRef<'_, L>,
         slot: usize,
-    ) -> Result<(), (FreeFrame<'a, L>, IoMark<'a>)> {
+    ) -> Result<(), (FreeFrame<'a, L>, RemoteIoMark<'a>)> {
         let guard = parent.lock().or_else(|| self.lock_again(parent.frame, slot, free.page()));
         let Some(_guard) = guard else { return Err((free, mark)) };
         debug_assert_eq!(L::inner_child(parent.page, slot), free.page().address());
@@ -451,7 +453,7 @@ impl<L: Layout> FrameCache<L> {
         parent: FrameId,
         slot: usize,
         child: Page<'_, L>,
-    ) -> Option<Exclusive<'_>> {
+    ) -> Option<ExclusiveLatch<'_>> {
         let seen = self.seen(parent)?;
         let guard = seen.lock()?;
         let leads = matches!(self.arena.state(parent), FrameState::Hot | FrameState::Pinned)
@@ -464,13 +466,17 @@ impl<L: Layout> FrameCache<L> {
 
     /// Publishes a page as hot without a parent, because it is dirty or because its parent has
     /// changed. The next operation that passes its parent attaches it.
-    pub fn publish_detached<'a>(&'a self, free: FreeFrame<'a, L>, mark: IoMark<'a>) {
+    pub fn publish_detached<'a>(&'a self, free: FreeFrame<'a, L>, mark: RemoteIoMark<'a>) {
         self.publish(free, FrameState::Hot, None, |frame| mark.publish(frame));
     }
 
     /// Publishes a clean page as a candidate for eviction. Returns the frame that must be evicted
     /// to make room for it.
-    pub fn publish_cold<'a>(&'a self, free: FreeFrame<'a, L>, mark: IoMark<'a>) -> Option<FrameId> {
+    pub fn publish_cold<'a>(
+        &'a self,
+        free: FreeFrame<'a, L>,
+        mark: RemoteIoMark<'a>,
+    ) -> Option<FrameId> {
         debug_assert!(is_clean(free.page()), "C11");
         let id = free.page().address().to_bits();
         let frame = self.publish(free, FrameState::Cooling, None, |frame| mark.publish(frame));
@@ -482,7 +488,7 @@ impl<L: Layout> FrameCache<L> {
     pub fn publish_new<'a>(
         &'a self,
         free: FreeFrame<'a, L>,
-        mark: IoMark<'a>,
+        mark: RemoteIoMark<'a>,
         parent: FrameId,
     ) -> FrameId {
         self.publish(free, FrameState::Hot, Some(parent), |frame| mark.publish(frame))
@@ -525,7 +531,7 @@ impl<L: Layout> FrameCache<L> {
     fn remove_old(
         &self,
         node: OptimisticRef<'_, L>,
-        guard: Exclusive<'_>,
+        guard: ExclusiveLatch<'_>,
         address: GlobalAddr,
     ) -> Option<FreeFrame<'_, L>> {
         let frame = node.frame;
@@ -556,7 +562,7 @@ impl<L: Layout> FrameCache<L> {
     }
 
     fn is_worked_on(&self, child: GlobalAddr) -> bool {
-        !child.is_swizzled() && self.mapping.get(child.to_bits()) == Mapped::Io
+        !child.is_swizzled() && self.mapping.get(child.to_bits()) == MappedNode::Io
     }
 
     /// Replaces the content of a latched shared node with a newer copy (D6). Hot children to which
@@ -632,7 +638,7 @@ impl<L: Layout> FrameCache<L> {
     }
 
     /// Publishes the root.
-    pub fn publish_root<'a>(&'a self, free: FreeFrame<'a, L>, mark: IoMark<'a>) -> FrameId {
+    pub fn publish_root<'a>(&'a self, free: FreeFrame<'a, L>, mark: RemoteIoMark<'a>) -> FrameId {
         self.publish(free, FrameState::Pinned, None, |frame| mark.publish(frame))
     }
 
@@ -701,17 +707,17 @@ impl<L: Layout> FrameCache<L> {
     ///
     /// If `heeds_work_below` is true, the node stays hot while one of its children is being fetched
     /// or worked on remotely (C19). Only a planted bug passes false.
-    pub fn cool(&self, frame: FrameId, heeds_work_below: bool) -> Cooled {
-        self.try_cool(frame, heeds_work_below).unwrap_or(Cooled::NotNow)
+    pub fn cool(&self, frame: FrameId, heeds_work_below: bool) -> CoolOutcome {
+        self.try_cool(frame, heeds_work_below).unwrap_or(CoolOutcome::NotNow)
     }
 
-    fn try_cool(&self, frame: FrameId, heeds_work_below: bool) -> Option<Cooled> {
+    fn try_cool(&self, frame: FrameId, heeds_work_below: bool) -> Option<CoolOutcome> {
         let node = self.seen(frame)?;
         if self.arena.state(frame) != FrameState::Hot || self.arena.is_writing(frame) {
             return None;
         }
         if !is_clean(node.page) {
-            return Some(Cooled::Dirty);
+            return Some(CoolOutcome::Dirty);
         }
         let named = self.arena.parent(frame);
         let parent = match named {
@@ -741,7 +747,7 @@ impl<L: Layout> FrameCache<L> {
         self.arena.set_parent(frame, None);
         drop(guard);
         drop(parent_guard);
-        Some(Cooled::Done(self.cooling.insert(frame, address.to_bits())))
+        Some(CoolOutcome::Done(self.cooling.insert(frame, address.to_bits())))
     }
 
     /// Evicts the node in a frame that the caller has taken out of the cooling structure (C8).
@@ -821,7 +827,7 @@ impl<L: Layout> FrameCache<L> {
 
     /// Removes a latched node from the cache, whatever its state. Its frame becomes free and stays
     /// locked.
-    pub fn discard(&self, frame: FrameId, guard: Exclusive<'_>) -> FreeFrame<'_, L> {
+    pub fn discard(&self, frame: FrameId, guard: ExclusiveLatch<'_>) -> FreeFrame<'_, L> {
         let mapped = self.mapping.remove(self.arena.page(frame).address().to_bits(), frame);
         debug_assert!(mapped, "C5");
         self.arena.set_state(frame, FrameState::Free);

@@ -5,10 +5,10 @@
 //!
 //! *Invariants*
 //! - C5. An id is in the table at most once.
-//! - C6. Only the holder of an id's [`IoMark`] may fetch the node or work on it remotely. All other
-//!   operations yield and start again. An operation that fetches a node sets the mark only while
-//!   the parent still points to the node, and checks this under the table's lock. A new node is
-//!   marked as soon as its page is allocated.
+//! - C6. Only the holder of an id's [`RemoteIoMark`] may fetch the node or work on it remotely. All
+//!   other operations yield and start again. An operation that fetches a node sets the mark only
+//!   while the parent still points to the node, and checks this under the table's lock. A new node
+//!   is marked as soon as its page is allocated.
 //!
 //! *Thread safety*: any number of threads. `tests/loom.rs` checks it.
 
@@ -34,7 +34,7 @@ fn marks(generation: u32) -> std::ops::RangeInclusive<u32> {
 
 /// What the table knows about an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mapped {
+pub enum MappedNode {
     /// Nothing: the node is only in the pool.
     Absent,
     /// The node is marked: an operation is fetching it or working on it remotely.
@@ -43,21 +43,21 @@ pub enum Mapped {
     Frame(FrameId),
 }
 
-impl Mapped {
+impl MappedNode {
     fn of(value: u32) -> Self {
         if value >= MARKS { Self::Io } else { Self::Frame(FrameId::new(value)) }
     }
 }
 
 #[derive(Debug, Default)]
-struct Entries {
+struct MappingEntries {
     ids: [u64; SLOTS],
     values: [u32; SLOTS],
     #[expect(clippy::box_collection, reason = "one word, so that the bucket is one cache line")]
     more: Option<Box<Vec<(u64, u32)>>>,
 }
 
-impl Entries {
+impl MappingEntries {
     fn find(&mut self, id: u64) -> Option<&mut u32> {
         if let Some(slot) = self.ids.iter().position(|held| *held == id) {
             return Some(&mut self.values[slot]);
@@ -94,14 +94,14 @@ impl Entries {
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Bucket(Mutex<Entries>);
+struct MappingBucket(Mutex<MappingEntries>);
 
 #[cfg(not(any(loom, shuttle)))]
-const _: () = assert!(size_of::<Bucket>() == 64);
+const _: () = assert!(size_of::<MappingBucket>() == 64);
 
 /// The mapping table of one compute server.
 pub struct MappingTable {
-    buckets: Box<[Bucket]>,
+    buckets: Box<[MappingBucket]>,
     /// The generation of new marks.
     generation: AtomicU64,
 }
@@ -110,11 +110,11 @@ impl MappingTable {
     /// Creates a table sized for about `nodes` nodes. It can hold more.
     pub fn new(nodes: usize) -> Self {
         let buckets = (nodes / 2).max(1).next_power_of_two();
-        let buckets = table(buckets, |_| Bucket::default());
+        let buckets = table(buckets, |_| MappingBucket::default());
         Self { buckets, generation: AtomicU64::new(0) }
     }
 
-    fn bucket(&self, id: u64) -> &Mutex<Entries> {
+    fn bucket(&self, id: u64) -> &Mutex<MappingEntries> {
         debug_assert_ne!(id, EMPTY, "0 is no id");
         &self.buckets[spread(id) as usize & (self.buckets.len() - 1)].0
     }
@@ -126,24 +126,28 @@ impl MappingTable {
     }
 
     /// Looks up `id`.
-    pub fn get(&self, id: u64) -> Mapped {
-        lock(self.bucket(id)).find(id).map_or(Mapped::Absent, |value| Mapped::of(*value))
+    pub fn get(&self, id: u64) -> MappedNode {
+        lock(self.bucket(id)).find(id).map_or(MappedNode::Absent, |value| MappedNode::of(*value))
     }
 
     /// Marks an id that is not in the table, if `is_there` returns true. `is_there` runs under the
     /// table's lock and checks that the node is still where the caller found it (C6).
     ///
     /// # Errors
-    /// The table's entry for the id, or [`Mapped::Absent`] if `is_there` returned false.
-    pub fn begin_io(&self, id: u64, is_there: impl FnOnce() -> bool) -> Result<IoMark<'_>, Mapped> {
+    /// The table's entry for the id, or [`MappedNode::Absent`] if `is_there` returned false.
+    pub fn begin_io(
+        &self,
+        id: u64,
+        is_there: impl FnOnce() -> bool,
+    ) -> Result<RemoteIoMark<'_>, MappedNode> {
         let mut entries = lock(self.bucket(id));
         let io = *self.marks_now().end();
         match entries.find(id) {
-            Some(value) => Err(Mapped::of(*value)),
-            None if !is_there() => Err(Mapped::Absent),
+            Some(value) => Err(MappedNode::of(*value)),
+            None if !is_there() => Err(MappedNode::Absent),
             None => {
                 entries.add(id, io);
-                Ok(IoMark { mapping: self, id })
+                Ok(RemoteIoMark { mapping: self, id })
             }
         }
     }
@@ -157,14 +161,14 @@ impl MappingTable {
         &self,
         id: u64,
         is_there: impl FnOnce() -> bool,
-    ) -> Result<OffloadMark<'_>, Mapped> {
+    ) -> Result<OffloadMark<'_>, MappedNode> {
         let mut entries = lock(self.bucket(id));
         let (first, io) = self.marks_now().into_inner();
         match entries.find(id) {
             // The count must stay below the I/O value. Offloads of the previous generation have to
             // end before new ones begin.
-            Some(value) if !(first..io - 1).contains(value) => return Err(Mapped::of(*value)),
-            _ if !is_there() => return Err(Mapped::Absent),
+            Some(value) if !(first..io - 1).contains(value) => return Err(MappedNode::of(*value)),
+            _ if !is_there() => return Err(MappedNode::Absent),
             Some(value) => *value += 1,
             None => entries.add(id, first),
         }
@@ -236,12 +240,12 @@ pub(super) fn spread(id: u64) -> u64 {
 /// The exclusive right to work on a node remotely (C6). Dropping it removes the entry, so the node
 /// is only in the pool.
 #[must_use = "dropping the mark ends the I/O"]
-pub struct IoMark<'a> {
+pub struct RemoteIoMark<'a> {
     mapping: &'a MappingTable,
     id: u64,
 }
 
-impl IoMark<'_> {
+impl RemoteIoMark<'_> {
     /// Ends the I/O: from now on the node is in `frame`.
     pub fn publish(self, frame: FrameId) {
         if let Some(value) = lock(self.mapping.bucket(self.id)).find(self.id) {
@@ -251,7 +255,7 @@ impl IoMark<'_> {
     }
 }
 
-impl Drop for IoMark<'_> {
+impl Drop for RemoteIoMark<'_> {
     fn drop(&mut self) {
         lock(self.mapping.bucket(self.id)).remove(self.id);
     }
@@ -297,17 +301,17 @@ mod tests {
         let mapping = MappingTable::new(8);
         let first = mapping.begin_offload(3, || true).unwrap();
         let second = mapping.begin_offload(3, || true).unwrap();
-        assert_eq!(mapping.begin_offload(3, || false).err(), Some(Mapped::Absent));
-        assert_eq!(mapping.begin_io(3, || true).err(), Some(Mapped::Io));
+        assert_eq!(mapping.begin_offload(3, || false).err(), Some(MappedNode::Absent));
+        assert_eq!(mapping.begin_io(3, || true).err(), Some(MappedNode::Io));
         drop(first);
-        assert_eq!(mapping.get(3), Mapped::Io);
+        assert_eq!(mapping.get(3), MappedNode::Io);
         let kept = second.keep();
-        assert_eq!(mapping.get(3), Mapped::Io);
+        assert_eq!(mapping.get(3), MappedNode::Io);
         drop(mapping.resume(kept));
         let mark = mapping.begin_io(3, || true).unwrap();
-        assert_eq!(mapping.begin_offload(3, || true).err(), Some(Mapped::Io));
+        assert_eq!(mapping.begin_offload(3, || true).err(), Some(MappedNode::Io));
         drop(mark);
-        assert_eq!(mapping.get(3), Mapped::Absent);
+        assert_eq!(mapping.get(3), MappedNode::Absent);
     }
 
     #[test]
@@ -319,11 +323,15 @@ mod tests {
         let mut marked = mapping.marked_in(old);
         marked.sort_unstable();
         assert_eq!(marked, [3, 4]);
-        assert_eq!(mapping.begin_offload(3, || true).err(), Some(Mapped::Io), "it would not end");
+        assert_eq!(
+            mapping.begin_offload(3, || true).err(),
+            Some(MappedNode::Io),
+            "it would not end"
+        );
         let newer = mapping.begin_offload(5, || true).unwrap();
         drop((offload, io));
         assert!(!mapping.is_marked(3, old) && !mapping.is_marked(4, old));
-        assert!(!mapping.is_marked(5, old) && mapping.get(5) == Mapped::Io);
+        assert!(!mapping.is_marked(5, old) && mapping.get(5) == MappedNode::Io);
         assert_eq!(mapping.last_generation(), old);
         assert_eq!(mapping.marked_in(mapping.next_generation()), [5]);
         drop(newer);
@@ -338,8 +346,8 @@ mod tests {
             match model.get(&id) {
                 None => {
                     let mark = mapping.begin_io(id, || true).unwrap();
-                    assert_eq!(mapping.get(id), Mapped::Io);
-                    assert_eq!(mapping.begin_io(id, || true).err(), Some(Mapped::Io));
+                    assert_eq!(mapping.get(id), MappedNode::Io);
+                    assert_eq!(mapping.begin_io(id, || true).err(), Some(MappedNode::Io));
                     if round % 3 == 0 {
                         drop(mark);
                     } else {
@@ -356,7 +364,7 @@ mod tests {
             for id in 1..=40 {
                 let expected = model
                     .get(&id)
-                    .map_or(Mapped::Absent, |frame| Mapped::Frame(FrameId::new(*frame)));
+                    .map_or(MappedNode::Absent, |frame| MappedNode::Frame(FrameId::new(*frame)));
                 assert_eq!(mapping.get(id), expected);
             }
         }

@@ -25,15 +25,15 @@ mod transfers;
 mod turns;
 mod write_back;
 
-pub(crate) use ages::Ages;
+pub(crate) use ages::DirtyAges;
 pub use average::MovingAverage;
 pub use client::CacheClient;
 pub use cooling::{Cooling, CoolingBucket, CoolingMap, CoolingQueue};
 pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
 pub use frame::{FrameArena, FrameId, FrameState};
-pub use frames::{Attached, Cooled, DirtyStats, FrameCache, FreeFrame, OptimisticRef};
+pub use frames::{AttachOutcome, CoolOutcome, DirtyStats, FrameCache, FreeFrame, OptimisticRef};
 pub(crate) use mapping::OffloadMark;
-pub use mapping::{IoMark, Mapped, MappingTable};
+pub use mapping::{MappedNode, MappingTable, RemoteIoMark};
 pub use options::{
     AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName, WriteBackName,
 };

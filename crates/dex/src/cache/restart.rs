@@ -1,7 +1,7 @@
 //! Why operations start again.
 
 use farleaf_fabric::{FabricError, GlobalAddr};
-use farleaf_pool::remote::{Miss, RemoteError};
+use farleaf_pool::remote::{MissCause, RemoteError};
 
 /// Why an attempt at an operation did not succeed, and what to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,11 +36,11 @@ impl From<FabricError> for Restart {
     }
 }
 
-impl From<Miss> for Restart {
-    fn from(miss: Miss) -> Self {
+impl From<MissCause> for Restart {
+    fn from(miss: MissCause) -> Self {
         match miss {
-            Miss::Restart => Self::Busy,
-            Miss::Failed(error) => Self::Failed(error),
+            MissCause::Restart => Self::Busy,
+            MissCause::Failed(error) => Self::Failed(error),
         }
     }
 }

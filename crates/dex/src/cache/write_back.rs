@@ -23,14 +23,14 @@
 
 use super::transfers::{DependentFrame, UnresolvedFrame};
 use super::{
-    CacheClient, FrameId, Mapped, Restart, WriteBackName, dirty_words, is_clean, mark_clean,
+    CacheClient, FrameId, MappedNode, Restart, WriteBackName, dirty_words, is_clean, mark_clean,
     mark_dirty,
 };
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_index::LiveCounters;
 use farleaf_page::rules;
-use farleaf_page::{Exclusive, Layout, LockWord, MARK_WORD, Page, PageWords, SIBLING_WORD};
-use farleaf_pool::remote::{Image, LogSlot, RemoteError, Settling, all_done, both};
+use farleaf_page::{ExclusiveLatch, Layout, LockWord, MARK_WORD, Page, PageWords, SIBLING_WORD};
+use farleaf_pool::remote::{LogSlot, PageImage, RemoteError, SettleRight, all_done, both};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -96,7 +96,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// Copies a whole page to a buffer of the endpoint. `None` if the endpoint has no buffer left.
-    fn image_out(&self, image: &Image<L>) -> Option<Buffer> {
+    fn image_out(&self, image: &PageImage<L>) -> Option<Buffer> {
         let buffer = self.fabric().buffer(L::page_words() * 8).ok()?;
         buffer.copy_from(image.words());
         Some(buffer)
@@ -191,7 +191,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(crate) async fn write_new_inner(
         &self,
         at: GlobalAddr,
-        image: &Image<L>,
+        image: &PageImage<L>,
         found: LockWord,
     ) -> Result<LockWord, Restart> {
         let word = found.next_by(found.owner());
@@ -204,7 +204,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// the owner.
     pub(crate) fn seal(
         &self,
-        image: &Image<L>,
+        image: &PageImage<L>,
         word: LockWord,
         slot: Option<&LogSlot<'_>>,
     ) -> LockWord {
@@ -223,14 +223,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         &self,
         slot: Option<LogSlot<'_>>,
         at: GlobalAddr,
-        before: Option<&Image<L>>,
-        image: &Image<L>,
+        before: Option<&PageImage<L>>,
+        image: &PageImage<L>,
     ) -> Result<(), Restart> {
         let Some(mut slot) = slot else {
             return self.write_image(at, image).await;
         };
         for _ in 0..WRITE_RETRIES {
-            let posted = self.pages().post_logged(&slot, at, before.map(Image::page), image);
+            let posted = self.pages().post_logged(&slot, at, before.map(PageImage::page), image);
             let Ok((entry, page)) = posted else { break };
             // Pin the slot now, so that it is pinned even if this future is dropped.
             if !self.fabric().breaks(rules::SLOTS_PINNED) {
@@ -275,9 +275,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Whether the node at `at` is in the cache and the pool may lack some of its changes.
     fn is_unwritten_at(&self, at: GlobalAddr) -> bool {
         match self.cache.mapping().get(at.to_bits()) {
-            Mapped::Frame(frame) => self.cache.is_unwritten(frame),
-            Mapped::Io => true,
-            Mapped::Absent => false,
+            MappedNode::Frame(frame) => self.cache.is_unwritten(frame),
+            MappedNode::Io => true,
+            MappedNode::Absent => false,
         }
     }
 
@@ -314,7 +314,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// WRITEs an image, repeatedly until it is known to have completed.
-    async fn write_image(&self, at: GlobalAddr, image: &Image<L>) -> Result<(), Restart> {
+    async fn write_image(&self, at: GlobalAddr, image: &PageImage<L>) -> Result<(), Restart> {
         let post = async || Some(self.fabric().write(at, self.image_out(image)?).await.map(drop));
         self.write_to_the_end(at, post).await
     }
@@ -393,7 +393,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         frame: FrameId,
         page: Page<'_, L>,
         words: PageWords,
-        guard: Exclusive<'_>,
+        guard: ExclusiveLatch<'_>,
     ) -> FrameWriteInFlight<'a, F, L> {
         let (at, since_ns) = (page.address(), self.cache.ages().since_ns(frame));
         mark_clean(page);
@@ -522,7 +522,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         // Only one task settles at a time, so the lists only grow meanwhile. Other tasks check
         // their own condition again.
-        let Some(_settling) = Settling::begin(&self.settling) else { return Ok(()) };
+        let Some(_settling) = SettleRight::begin(&self.settling) else { return Ok(()) };
         let written: Vec<_> =
             self.in_doubt.borrow().iter().map(|doubt| doubt.at.server()).collect();
         let read: Vec<_> = self.landings.borrow().iter().map(|(_, server)| *server).collect();
@@ -579,7 +579,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// Latches a frame that cannot be evicted meanwhile. Waits for other threads.
-    pub(crate) async fn lock_frame(&self, frame: FrameId) -> (Page<'_, L>, Exclusive<'_>) {
+    pub(crate) async fn lock_frame(&self, frame: FrameId) -> (Page<'_, L>, ExclusiveLatch<'_>) {
         loop {
             if let Some(node) = self.cache.seen(frame)
                 && let Some(guard) = node.lock()

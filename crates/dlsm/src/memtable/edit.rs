@@ -52,7 +52,7 @@ pub enum EditStep<'w> {
 }
 
 /// The state of the key on which the edit is based.
-enum Current<'a> {
+enum CurrentValue<'a> {
     Value(EditValue<'a>),
     Absent,
     Unknown,
@@ -119,19 +119,19 @@ impl<'k> MemTableEdit<'k> {
         let seen = table.look(writer, &self.key);
         let current = match (seen.newest(), &self.below) {
             (Some(version), _) if version.kind() == VersionKind::Value => {
-                Current::Value(EditValue::Here(version))
+                CurrentValue::Value(EditValue::Here(version))
             }
-            (Some(_), _) => Current::Absent,
+            (Some(_), _) => CurrentValue::Absent,
             (None, Some((below, value))) if *below == table.id() => match value {
-                Some(value) => Current::Value(EditValue::Below(value)),
-                None => Current::Absent,
+                Some(value) => CurrentValue::Value(EditValue::Below(value)),
+                None => CurrentValue::Absent,
             },
-            (None, _) => Current::Unknown,
+            (None, _) => CurrentValue::Unknown,
         };
         let (kind, value) = match decide(&self.action, &current) {
-            Decision::Ask => return EditStep::NeedBelow,
-            Decision::Answer(answer) => return EditStep::Done(answer),
-            Decision::Write(kind, value) => (kind, value),
+            EditDecision::Ask => return EditStep::NeedBelow,
+            EditDecision::Answer(answer) => return EditStep::Done(answer),
+            EditDecision::Write(kind, value) => (kind, value),
         };
         match table.prepare(writer, &self.key, &seen, kind, value) {
             Ok(pending) => EditStep::Link(pending),
@@ -172,33 +172,37 @@ impl<'k> MemTableEdit<'k> {
     }
 }
 
-enum Decision<'k> {
+enum EditDecision<'k> {
     /// The current value must be looked up first.
     Ask,
     Answer(EditAnswer<Vec<u8>>),
     Write(VersionKind, &'k [u8]),
 }
 
-fn decide<'k>(action: &EditAction<&'k [u8]>, current: &Current<'_>) -> Decision<'k> {
-    let refused = || Decision::Answer(EditAnswer { applied: false, found: None });
+fn decide<'k>(action: &EditAction<&'k [u8]>, current: &CurrentValue<'_>) -> EditDecision<'k> {
+    let refused = || EditDecision::Answer(EditAnswer { applied: false, found: None });
     match (action, current) {
-        (EditAction::Upsert(value), _) => Decision::Write(VersionKind::Value, value),
-        (_, Current::Unknown) => Decision::Ask,
-        (EditAction::Get, Current::Value(value)) => {
-            Decision::Answer(EditAnswer { applied: true, found: Some(value.to_vec()) })
+        (EditAction::Upsert(value), _) => EditDecision::Write(VersionKind::Value, value),
+        (_, CurrentValue::Unknown) => EditDecision::Ask,
+        (EditAction::Get, CurrentValue::Value(value)) => {
+            EditDecision::Answer(EditAnswer { applied: true, found: Some(value.to_vec()) })
         }
-        (EditAction::Insert(value), Current::Absent) => Decision::Write(VersionKind::Value, value),
-        (EditAction::Update(value), Current::Value(_)) => {
-            Decision::Write(VersionKind::Value, value)
+        (EditAction::Insert(value), CurrentValue::Absent) => {
+            EditDecision::Write(VersionKind::Value, value)
         }
-        (EditAction::Remove, Current::Value(_)) => Decision::Write(VersionKind::Tombstone, &[]),
-        (EditAction::CompareExchange(expected, new), Current::Value(value)) => {
+        (EditAction::Update(value), CurrentValue::Value(_)) => {
+            EditDecision::Write(VersionKind::Value, value)
+        }
+        (EditAction::Remove, CurrentValue::Value(_)) => {
+            EditDecision::Write(VersionKind::Tombstone, &[])
+        }
+        (EditAction::CompareExchange(expected, new), CurrentValue::Value(value)) => {
             if value.is(expected) {
-                Decision::Write(VersionKind::Value, new)
+                EditDecision::Write(VersionKind::Value, new)
             } else {
-                Decision::Answer(EditAnswer { applied: false, found: Some(value.to_vec()) })
+                EditDecision::Answer(EditAnswer { applied: false, found: Some(value.to_vec()) })
             }
         }
-        (EditAction::Insert(_), Current::Value(_)) | (_, Current::Absent) => refused(),
+        (EditAction::Insert(_), CurrentValue::Value(_)) | (_, CurrentValue::Absent) => refused(),
     }
 }

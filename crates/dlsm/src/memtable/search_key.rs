@@ -105,7 +105,7 @@ impl SearchKey {
 /// key. Every key has a hint, and hints never contradict the order of keys, so a wrong expectation
 /// only makes hints equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Prefix {
+pub(super) struct CommonPrefix {
     /// Big-endian numbers.
     words: SmallVec<[u64; 4]>,
     bytes: usize,
@@ -126,7 +126,7 @@ fn lower_halves(eight: u64) -> u64 {
     (pairs | pairs >> 16) & 0xffff_ffff
 }
 
-impl Prefix {
+impl CommonPrefix {
     /// What two keys have in common: at least the lowest and the highest one.
     pub(super) fn of(low: &[u8], high: &[u8]) -> Self {
         let bytes = low.iter().zip(high).take_while(|(low, high)| low == high).count();
@@ -260,7 +260,7 @@ mod tests {
             ),
         ) {
             let expected: Vec<_> = expected.iter().map(|key| SearchKey::new(key)).collect();
-            let prefix = Prefix::of(&prefix, &prefix).refined(&expected);
+            let prefix = CommonPrefix::of(&prefix, &prefix).refined(&expected);
             let mut keys: Vec<_> = keys.drain(..).map(|(one, other)| [one, other].concat()).collect();
             keys.sort();
             let hints: Vec<_> =
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn hints_are_the_bytes_behind_the_prefix() {
-        let prefix = Prefix::of(b"customer/17", b"customer/29");
+        let prefix = CommonPrefix::of(b"customer/17", b"customer/29");
         let hint = |key: &[u8]| prefix.hint(&SearchKey::new(key)).to_be_bytes();
         assert_eq!(&hint(b"customer/2460132197"), b"24601321");
         assert_eq!(&hint(b"customer/3"), b"3\0\0\0\0\0\0\0");
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn hints_of_digits_have_only_their_lower_halves() {
         let key = SearchKey::new;
-        let plain = Prefix::of(b"customer/1", b"customer/9");
+        let plain = CommonPrefix::of(b"customer/1", b"customer/9");
         let digits = [key(b"customer/1234567890123"), key(b"customer/9999999999999")];
         let prefix = plain.clone().refined(&digits);
         assert_eq!(prefix.hint(&key(b"customer/2460132197024")), 0x2460_1321_9702_4000);

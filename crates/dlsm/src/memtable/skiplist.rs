@@ -16,7 +16,7 @@
 //! insert into the same gap succeeded. Checked by `tests/loom/memtable.rs`.
 
 use super::arena::{ArenaEnd, ArenaOffset, MemTableArena, NOWHERE};
-use super::search_key::{KeyWords, Prefix, SearchKey, key_words};
+use super::search_key::{CommonPrefix, KeyWords, SearchKey, key_words};
 use super::versions::MemTableVersion;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering, load_to_change};
 use farleaf_fabric::{Region, prefetch};
@@ -132,7 +132,7 @@ pub(super) enum InsertOutcome {
 pub(super) struct SkipList {
     arena: MemTableArena,
     bits: PlaceBits,
-    prefix: Prefix,
+    prefix: CommonPrefix,
 }
 
 /// The word of a link.
@@ -196,7 +196,7 @@ fn is_key(node: &ArenaOffset) -> bool {
 
 impl SkipList {
     /// An empty list in the first `words` words of `memory`, for keys with this prefix.
-    pub(super) fn new(memory: Arc<Region>, words: usize, prefix: Prefix) -> Self {
+    pub(super) fn new(memory: Arc<Region>, words: usize, prefix: CommonPrefix) -> Self {
         let arena = MemTableArena::new(memory, words, START as usize + 1);
         for word in &arena.words()[..=START as usize] {
             word.store(0, Ordering::Relaxed);
@@ -205,7 +205,7 @@ impl SkipList {
     }
 
     /// What its keys were expected to have in common.
-    pub(super) fn prefix(&self) -> &Prefix {
+    pub(super) fn prefix(&self) -> &CommonPrefix {
         &self.prefix
     }
 

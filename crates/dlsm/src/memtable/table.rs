@@ -12,9 +12,9 @@ use super::arena::{ArenaOffset, MAX_WORDS, NOWHERE};
 use super::close::SequenceRange;
 use super::cursor::MemTableCursor;
 use super::filter::MemTableFilter;
-use super::search_key::{Prefix, SearchKey};
+use super::search_key::{CommonPrefix, SearchKey};
 use super::skiplist::{InsertOutcome, SkipList, SkipNodeHead};
-use super::versions::{Blank, MemTableVersion, VersionKind};
+use super::versions::{BlankVersion, MemTableVersion, VersionKind};
 use super::writer::MemTableWriter;
 use crate::{Announcement, Sequences};
 use farleaf_fabric::sync::Arc;
@@ -161,9 +161,9 @@ pub enum LinkOutcome {
 pub struct PendingVersion<'w> {
     table: &'w MemTable,
     announcement: Announcement<'w>,
-    version: Blank,
+    version: BlankVersion,
     /// Where the writer keeps the memory if linking fails.
-    blank: &'w mut Option<Blank>,
+    blank: &'w mut Option<BlankVersion>,
     number: u64,
     node: ArenaOffset,
     seen: SkipNodeHead,
@@ -177,7 +177,13 @@ impl MemTable {
     /// # Panics
     /// If the memory is smaller than the options say.
     pub fn new(sequences: &Sequences, memory: Arc<Region>, options: MemTableOptions) -> Self {
-        Self::starting_at(sequences.latest() + 1, sequences, memory, options, Prefix::default())
+        Self::starting_at(
+            sequences.latest() + 1,
+            sequences,
+            memory,
+            options,
+            CommonPrefix::default(),
+        )
     }
 
     /// The MemTable after this one, which is closed first.
@@ -200,7 +206,7 @@ impl MemTable {
         sequences: &Sequences,
         memory: Arc<Region>,
         options: MemTableOptions,
-        prefix: Prefix,
+        prefix: CommonPrefix,
     ) -> Self {
         Self {
             id: sequences.table_id(),
@@ -212,7 +218,7 @@ impl MemTable {
     }
 
     /// What its keys have in common, or what was expected of them if it has only a few.
-    fn prefix(&self) -> Prefix {
+    fn prefix(&self) -> CommonPrefix {
         /// Keys to look at. Fewer say little about those of a full table: a table that was flushed
         /// with a single key has all of it in common.
         const KEYS: usize = 32;
@@ -225,7 +231,8 @@ impl MemTable {
         }
         let key = |node: ArenaOffset| self.list.key(node).to_search_key();
         let some: Vec<_> = some.into_iter().map(key).collect();
-        Prefix::of(&self.list.key(first).to_vec(), &self.list.key(last).to_vec()).refined(&some)
+        CommonPrefix::of(&self.list.key(first).to_vec(), &self.list.key(last).to_vec())
+            .refined(&some)
     }
 
     /// Returns its memory, for reuse by another MemTable.
@@ -333,7 +340,7 @@ impl MemTable {
         };
         let reusable = writer.blank.filter(|blank| blank.fits(value.len()));
         let arena = self.list.arena();
-        let Some(version) = reusable.or_else(|| Blank::take(arena, value.len())) else {
+        let Some(version) = reusable.or_else(|| BlankVersion::take(arena, value.len())) else {
             return Err(full(writer.sequences()));
         };
         writer.blank = Some(version);

@@ -33,12 +33,12 @@ pub enum VersionKind {
 
 /// Memory for a version that is not linked yet. Its writer reuses it if linking fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Blank {
+pub(super) struct BlankVersion {
     place: ArenaOffset,
     value_words: usize,
 }
 
-impl Blank {
+impl BlankVersion {
     /// Takes memory for a value of `value_bytes` bytes.
     pub(super) fn take(arena: &MemTableArena, value_bytes: usize) -> Option<Self> {
         let value_words = value_bytes.div_ceil(8);

@@ -3,7 +3,7 @@
 //! *Thread safety*: a writer belongs to one operation at a time.
 
 use super::skiplist::{MAX_LEVELS, Splice};
-use super::versions::Blank;
+use super::versions::BlankVersion;
 use crate::{Sequences, WriterSlot};
 use farleaf_fabric::sync::Arc;
 
@@ -15,7 +15,7 @@ pub struct MemTableWriter {
     table: u64,
     pub(super) splice: Splice,
     /// Memory of a version that could not be linked.
-    pub(super) blank: Option<Blank>,
+    pub(super) blank: Option<BlankVersion>,
     random: u64,
 }
 

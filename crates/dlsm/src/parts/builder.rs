@@ -10,7 +10,7 @@ use crate::load::SsTableLoader;
 use crate::shard::{LsmShard, TreeRight};
 use crate::version::SsTable;
 use farleaf_fabric::Fabric;
-use farleaf_index::{Built, BulkBuilder, Encoded};
+use farleaf_index::{BuiltContent, BulkBuilder, Encoded};
 use farleaf_page::Layout;
 use farleaf_pool::remote::{ROOT_SERVER, RemoteError};
 use std::cell::RefCell;
@@ -22,7 +22,7 @@ pub struct LoadBuilder<'p, F: Fabric, L: Layout> {
     /// The number of the records in each part; parts have counters of their own.
     sequences: Vec<Option<u64>>,
     now: Option<CurrentShardLoad<'p, F, L>>,
-    loaded: LoadedTables,
+    loaded: LoadedSsTables,
 }
 
 /// The part and the shard that records go to. Its tree is neither left nor divided meanwhile.
@@ -30,11 +30,11 @@ type CurrentShardLoad<'p, F, L> = ((usize, usize), SsTableLoader<'p, F, L>, Tree
 
 /// The tables of a bulk load, by their shard.
 #[derive(Debug, Default)]
-pub struct LoadedTables {
+pub struct LoadedSsTables {
     tables: RefCell<Vec<(u64, Vec<SsTable>)>>,
 }
 
-impl<K> Built<K> for LoadedTables {
+impl<K> BuiltContent<K> for LoadedSsTables {
     /// Shards keep their keys, and compute servers whole shards.
     fn equal_boundaries(&self, _parts: usize) -> Option<Vec<K>> {
         None
@@ -43,7 +43,7 @@ impl<K> Built<K> for LoadedTables {
 
 impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
     pub(super) fn new(opened: &'p OpenedParts<F, L>) -> Self {
-        Self { opened, sequences: Vec::new(), now: None, loaded: LoadedTables::default() }
+        Self { opened, sequences: Vec::new(), now: None, loaded: LoadedSsTables::default() }
     }
 
     /// The loader of the tree that has `key`.
@@ -86,7 +86,7 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
 }
 
 impl<F: Fabric, L: Layout> BulkBuilder<L> for LoadBuilder<'_, F, L> {
-    type Built = LoadedTables;
+    type Built = LoadedSsTables;
 
     /// # Errors
     /// [`RemoteError::NotItsKeys`] if the key belongs to a part that was not opened over this
@@ -97,7 +97,7 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for LoadBuilder<'_, F, L> {
         Ok(loader.add(key.as_ref(), value.encoded().as_ref()).await?)
     }
 
-    async fn finish(&mut self) -> Result<LoadedTables, RemoteError> {
+    async fn finish(&mut self) -> Result<LoadedSsTables, RemoteError> {
         self.end_tree().await?;
         Ok(std::mem::take(&mut self.loaded))
     }
@@ -110,7 +110,7 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for LoadBuilder<'_, F, L> {
     }
 }
 
-impl LoadedTables {
+impl LoadedSsTables {
     /// Gives each tree its tables. All trees must be empty.
     pub(super) async fn install<F: Fabric, L: Layout>(
         &self,

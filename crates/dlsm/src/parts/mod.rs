@@ -22,7 +22,7 @@ mod pool;
 mod server;
 mod shard_map;
 
-pub use builder::{LoadBuilder, LoadedTables};
+pub use builder::{LoadBuilder, LoadedSsTables};
 pub use design::ShardedDlsm;
 pub use options::{DlsmServerOptions, ShardedOptions};
 pub use part::{DlsmPart, LeftShards};

@@ -14,7 +14,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_index::together::{all, join};
 use farleaf_index::{CacheCounters, OwnedRange};
 use farleaf_index::{
-    EditAnswer, Encoded, IndexError, KeyedRecords, LeafEdit, PartIndex, PartState, Released,
+    EditAnswer, Encoded, IndexError, KeyedRecords, LeafEdit, PartIndex, PartState, ReleasedKeys,
     ScanResult,
 };
 use farleaf_page::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
@@ -164,7 +164,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         let Some((shard, into)) = self.server.begin_division(low, servers) else {
             return Err(RemoteError::Contended { retries: 0 });
         };
-        let dividing = DivisionUnderWay(&self.server);
+        let dividing = SplitInFlight(&self.server);
         let divided = self.tree(shard)?.divide((into as u64, &KeyBuf::from_bytes(low))).await;
         drop(dividing);
         self.settle_division().await?;
@@ -262,9 +262,9 @@ impl<F: Fabric, L: Layout> DlsmPart<F, L> {
 }
 
 /// A shard is being divided. Dropping this ends that.
-struct DivisionUnderWay<'s, L: Layout>(&'s DlsmServer<L>);
+struct SplitInFlight<'s, L: Layout>(&'s DlsmServer<L>);
 
-impl<L: Layout> Drop for DivisionUnderWay<'_, L> {
+impl<L: Layout> Drop for SplitInFlight<'_, L> {
     fn drop(&mut self) {
         self.0.end_division();
     }
@@ -293,7 +293,7 @@ pub struct LeftShards<'a, L: Layout> {
     before: Option<OwnedRange<OwnedKey<L>>>,
 }
 
-impl<L: Layout> Released for LeftShards<'_, L> {
+impl<L: Layout> ReleasedKeys for LeftShards<'_, L> {
     fn for_good(mut self) {
         self.before = None;
     }

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::builder::{LoadBuilder, LoadedTables};
+use super::builder::{LoadBuilder, LoadedSsTables};
 use super::opened::OpenedParts;
 use super::part::{DlsmPart, PartTrees};
 use super::server::{DlsmServer, shards_of};
@@ -77,7 +77,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
         = LoadBuilder<'a, F, L>
     where
         Self: 'a;
-    type Built = LoadedTables;
+    type Built = LoadedSsTables;
     type Former = ();
 
     fn fabric(&self) -> &F {
@@ -109,7 +109,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
         Ok(())
     }
 
-    fn replace(&self, built: &LoadedTables) -> impl Future<Output = Result<(), RemoteError>> {
+    fn replace(&self, built: &LoadedSsTables) -> impl Future<Output = Result<(), RemoteError>> {
         built.install(&self.opened)
     }
 

@@ -13,7 +13,7 @@ use crate::remote::{ExtentClient, ExtentSpace};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::IndexError;
-use farleaf_page::table::{Clip, KeyBuf, take_key};
+use farleaf_page::table::{KeyBuf, SsTableClip, take_key};
 use farleaf_page::{Layout, sum_of};
 use farleaf_pool::remote::{ROOT_SERVER, RemoteError};
 use std::ops::Range;
@@ -125,10 +125,10 @@ impl ShardMap {
     }
 
     /// The keys of a shard.
-    pub(super) fn clip(&self, shard: usize) -> Clip {
+    pub(super) fn clip(&self, shard: usize) -> SsTableClip {
         let place = self.shards.iter().position(|number| *number == shard);
         let (lower, upper) = place.map_or((None, None), |place| self.ends_at(place));
-        Clip { lower: lower.map(KeyBuf::from_bytes), upper: upper.map(KeyBuf::from_bytes) }
+        SsTableClip { lower: lower.map(KeyBuf::from_bytes), upper: upper.map(KeyBuf::from_bytes) }
     }
 
     /// A number for a shard that begins within `shard`, and whose tables the same one of `servers`
@@ -298,9 +298,9 @@ mod tests {
         let keys = |key: &[u8]| KeyBuf::from_bytes(key);
         assert_eq!(
             map.clip(6),
-            Clip { lower: Some(keys(b"m")), upper: Some(keys(b"more than eight")) }
+            SsTableClip { lower: Some(keys(b"m")), upper: Some(keys(b"more than eight")) }
         );
-        assert_eq!(map.clip(0), Clip { lower: None, upper: Some(keys(b"a")) });
+        assert_eq!(map.clip(0), SsTableClip { lower: None, upper: Some(keys(b"a")) });
         assert_eq!(map.shards(map.between(Some(b"exactly8"), None).unwrap()), [2, 6, 3, 9]);
         // 4 is free, and 5, 6 and 9 are not.
         assert_eq!(map.free_number(2, b"n", 2), Some(4));

@@ -12,7 +12,7 @@ use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::Layout;
 use farleaf_page::rules::JOBS_CLOSED;
 use farleaf_pool::remote::{RemoteError, RpcClient};
-use farleaf_pool::wire::MergeRequest;
+use farleaf_pool::wire::CompactionRequest;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ impl JobId {
         rpc: &RpcClient<F, L>,
     ) -> Result<(), RemoteError> {
         let Self { server, owner, job } = self;
-        rpc.expect_done_harmless(server, &MergeRequest::Close { owner, job }).await
+        rpc.expect_done_harmless(server, &CompactionRequest::Close { owner, job }).await
     }
 }
 

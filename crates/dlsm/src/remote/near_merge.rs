@@ -11,7 +11,7 @@ use super::given_up::HeldLease;
 use farleaf_fabric::Fabric;
 use farleaf_page::Layout;
 use farleaf_pool::remote::{RemoteError, RpcClient};
-use farleaf_pool::wire::{MergeRequest, Reply};
+use farleaf_pool::wire::{CompactionRequest, Reply};
 
 /// A merge that a memory server runs. Dropping it on the way leaves its extents to
 /// [`ExtentClient::settle`], which closes it.
@@ -36,7 +36,7 @@ impl<'c, F: Fabric, L: Layout> OffloadedCompaction<'c, F, L> {
     ) -> Result<Self, RemoteError> {
         let merge = Self { rpc: client.rpc(), held: client.hold(lease, id), id, steps: 0 };
         let JobId { server, owner, job } = id;
-        let begin = MergeRequest::Begin { owner, job, words };
+        let begin = CompactionRequest::Begin { owner, job, words };
         match merge.rpc.ask_harmless(server, &begin).await? {
             Reply::Done => Ok(merge),
             _ => Err(RemoteError::BadReply { server }),
@@ -50,7 +50,7 @@ impl<'c, F: Fabric, L: Layout> OffloadedCompaction<'c, F, L> {
     pub(crate) async fn step(&mut self) -> Result<(bool, Vec<u64>), RemoteError> {
         self.steps += 1;
         let JobId { server, owner, job } = self.id;
-        let step = MergeRequest::Step { owner, job, step: self.steps };
+        let step = CompactionRequest::Step { owner, job, step: self.steps };
         match self.rpc.ask_harmless(server, &step).await? {
             Reply::Merged { done, outputs } => Ok((done, outputs)),
             _ => Err(RemoteError::BadReply { server }),

@@ -2,7 +2,7 @@
 
 use super::tree::{KINDS, compute, key, setup, tiny, value};
 use super::work::check_extents;
-use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace};
+use farleaf_dlsm::{CompactionPlace, Dlsm, DlsmOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{AtomicBool, Ordering};
@@ -10,10 +10,10 @@ use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Rule, ServerId};
 use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_page::rules::KnownRule;
-use farleaf_page::table::{Placed, VersionChange};
+use farleaf_page::table::{PlacedSsTable, VersionChange};
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::wire::{DirectoryRequest, LEFT, Refusal, Reply};
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{local, rough, sim, tcp};
 
 type Small = Bytes<128>;
@@ -23,10 +23,10 @@ type Small = Bytes<128>;
 #[test]
 fn another_process_opens_what_was_flushed() {
     for (provider, merges) in [
-        (local(LocalConfig::default()), MergePlace::Compute),
-        (sim(SimConfig::default()), MergePlace::Memory),
-        (rough(4), MergePlace::Memory),
-        (tcp(), MergePlace::Memory),
+        (local(LocalConfig::default()), CompactionPlace::Compute),
+        (sim(SimConfig::default()), CompactionPlace::Memory),
+        (rough(4), CompactionPlace::Memory),
+        (tcp(), CompactionPlace::Memory),
     ] {
         let setup = setup(&provider, DlsmOptions { merges, ..tiny(KINDS[0]) });
         let cluster = setup.with_index::<Small, Dlsm>();
@@ -134,7 +134,7 @@ fn a_directory_refuses_what_makes_no_sense() {
     const SERVER: ServerId = ServerId::new(0);
     const EXTENT: u64 = 2 << 10;
     let provider = &local(LocalConfig::default());
-    let setup = Setup { memory_servers: 1, ..setup(provider, tiny(KINDS[0])) };
+    let setup = SuiteSetup { memory_servers: 1, ..setup(provider, tiny(KINDS[0])) };
     let cluster = setup.with_index::<Small, Dlsm>();
     let tree = &compute(&setup.options);
     cluster.run_one(|fabric| async move {
@@ -194,12 +194,14 @@ fn a_directory_refuses_what_makes_no_sense() {
             panic!("there is no chunk");
         };
         let table = |id, at: GlobalAddr, extents: u64| {
-            let mut placed =
-                Placed { meta: meta.clone(), pieces: vec![(at.to_bits(), extents * EXTENT)] };
+            let mut placed = PlacedSsTable {
+                meta: meta.clone(),
+                pieces: vec![(at.to_bits(), extents * EXTENT)],
+            };
             placed.meta.footer.table = id;
             placed
         };
-        let add = |added: Vec<Placed>| VersionChange { removed: vec![], added }.encode();
+        let add = |added: Vec<PlacedSsTable>| VersionChange { removed: vec![], added }.encode();
         let extent = |number| chunk.plus(number * EXTENT);
         let first = add(vec![table(1, extent(0), 1), table(2, extent(1), 1)]);
         // In parts, of which one is repeated and one comes too early.
@@ -218,7 +220,7 @@ fn a_directory_refuses_what_makes_no_sense() {
             (5, add(vec![table(3, extent(7), 2)])), // beyond the chunk
             (6, add(vec![table(3, GlobalAddr::new(SERVER, 1024), 1)])), // another shard's
             (7, add(vec![table(3, extent(2), 0)])), // none
-            (8, add(vec![Placed { pieces: vec![], ..table(3, extent(2), 1) }])),
+            (8, add(vec![PlacedSsTable { pieces: vec![], ..table(3, extent(2), 1) }])),
             (9, vec![3 << 32 | 5]),
         ] {
             assert_eq!(whole(number, words).await, Err(Refusal::Malformed), "{number}");
@@ -238,10 +240,10 @@ fn a_directory_refuses_what_makes_no_sense() {
         let mut rest = &words[..];
         let mut tables = Vec::new();
         while !rest.is_empty() {
-            tables.push(Placed::decode(&mut rest).unwrap());
+            tables.push(PlacedSsTable::decode(&mut rest).unwrap());
         }
         let expected: Vec<_> = (0..3).map(|place| table(place + 1, extent(place), 1)).collect();
-        let plain = |placed: &Placed| (placed.meta.footer.table, placed.pieces.clone());
+        let plain = |placed: &PlacedSsTable| (placed.meta.footer.table, placed.pieces.clone());
         assert_eq!(
             tables.iter().map(plain).collect::<Vec<_>>(),
             expected.iter().map(plain).collect::<Vec<_>>()
@@ -270,7 +272,7 @@ fn a_shard_is_left_once() {
     const SERVER: ServerId = ServerId::new(0);
     const EXTENT: u64 = 2 << 10;
     let provider = &local(LocalConfig::default());
-    let setup = Setup { memory_servers: 1, ..setup(provider, tiny(KINDS[0])) };
+    let setup = SuiteSetup { memory_servers: 1, ..setup(provider, tiny(KINDS[0])) };
     let cluster = setup.with_index::<Small, Dlsm>();
     let rpc_of = |fabric| RpcClient::<_, Small>::new(fabric);
     let told = async |fabric, request: DirectoryRequest| match rpc_of(fabric)
@@ -346,7 +348,7 @@ fn read_beside_the_former_process(broken: Option<Rule>) -> usize {
     let provider = sim(SimConfig { broken, faults, ..SimConfig::default() });
     // No merge gives the first extents back.
     let options = DlsmOptions { level0_tables: 50, level0_stop: 50, ..tiny(KINDS[0]) };
-    let setup = Setup { memory_servers: 1, ..setup(&provider, options) };
+    let setup = SuiteSetup { memory_servers: 1, ..setup(&provider, options) };
     let cluster = setup.with_index::<Small, Dlsm>();
     let (first, second) = (&compute(&setup.options), &compute(&setup.options));
     let is_taken_over = &AtomicBool::new(false);

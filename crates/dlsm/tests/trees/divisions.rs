@@ -4,7 +4,7 @@
 use super::shards::{Options, Small, options, sharded};
 use super::tree::KINDS;
 use super::work::check_extents;
-use farleaf_dlsm::{DlsmOptions, LsmShard, MergePlace, ShardedDlsm};
+use farleaf_dlsm::{CompactionPlace, DlsmOptions, LsmShard, ShardedDlsm};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
@@ -125,7 +125,7 @@ fn what_is_lent_comes_back(provider: &AnyProvider, tree: DlsmOptions) {
 
 #[test]
 fn what_is_lent_comes_back_everywhere() {
-    for merges in [MergePlace::Compute, MergePlace::Memory] {
+    for merges in [CompactionPlace::Compute, CompactionPlace::Memory] {
         for kind in KINDS {
             let tree = DlsmOptions { merges, ..super::tree::tiny(kind) };
             what_is_lent_comes_back(&local(LocalConfig::default()), tree);

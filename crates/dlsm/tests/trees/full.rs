@@ -16,7 +16,7 @@ use farleaf_index::{IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim};
 use futures_util::future::{Either, select};
 use std::collections::BTreeMap;
@@ -27,9 +27,9 @@ type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 const POOL_BYTES: usize = 1 << 20;
 
-fn full(provider: &AnyProvider, options: DlsmOptions) -> Setup<'_, AnyProvider, DlsmOptions> {
+fn full(provider: &AnyProvider, options: DlsmOptions) -> SuiteSetup<'_, AnyProvider, DlsmOptions> {
     let server = MemoryServerConfig { pool_bytes: POOL_BYTES, ..Default::default() };
-    Setup { memory_servers: 1, server, ..setup(provider, options) }
+    SuiteSetup { memory_servers: 1, server, ..setup(provider, options) }
 }
 
 /// Tables of some 16 extents, as small pools of clusters have at least.

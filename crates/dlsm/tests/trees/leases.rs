@@ -9,7 +9,7 @@ use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::remote::{ENDLESS, Leases, RemoteError, RpcClient, end_leases_of};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{sim, tcp};
 use std::future::poll_fn;
 use std::pin::pin;
@@ -41,7 +41,7 @@ fn a_request_of_unknown_outcome_may_have_begun_a_lease() {
     for provider in &[sim(SimConfig::default()), tcp()] {
         let setup = setup(provider, tiny(IndexKind::Compact));
         let server = MemoryServerConfig { pool_bytes: 2 << 20, ..setup.server.clone() };
-        let setup = Setup { memory_servers: 1, server, ..setup };
+        let setup = SuiteSetup { memory_servers: 1, server, ..setup };
         let cluster = setup.with_index::<Small, Dlsm>();
         cluster.run(&[0], async |fabric, _| {
             let rpc = &RpcClient::<_, Small>::new(fabric.clone());
@@ -77,7 +77,7 @@ fn the_lease_of_a_fenced_compute_server_comes_back() {
     for provider in &[sim(SimConfig::default()), tcp()] {
         let setup = setup(provider, tiny(IndexKind::Compact));
         let server = MemoryServerConfig { pool_bytes: 2 << 20, ..setup.server.clone() };
-        let setup = Setup { memory_servers: 1, server, ..setup };
+        let setup = SuiteSetup { memory_servers: 1, server, ..setup };
         let cluster = setup.with_index::<Small, Dlsm>();
         let stage = &AtomicU64::new(0);
         cluster.run(&[0, 1], async |fabric, number| {

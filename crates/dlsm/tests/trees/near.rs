@@ -2,18 +2,18 @@
 
 use super::tree::{KINDS, compute, key, paper, setup, tiny, value};
 use super::work::check_extents;
-use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard, MergePlace, TableView};
+use farleaf_dlsm::{CompactionPlace, Dlsm, DlsmOptions, LsmShard, SsTableView};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, ServerId};
 use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
-use farleaf_page::table::{Clip, CompactionOrder, IndexKind, JobTable, SsTableMeta};
+use farleaf_page::table::{CompactionOrder, IndexKind, JobSsTable, SsTableClip, SsTableMeta};
 use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_pool::wire::{MergeRequest, PoolRequest, Refusal, Reply};
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_pool::wire::{CompactionRequest, PoolRequest, Refusal, Reply};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{local, rough, sim, tcp};
 use futures_util::future::{Either, select};
@@ -23,7 +23,7 @@ type Small = Bytes<128>;
 
 const SERVER: ServerId = ServerId::new(0);
 
-fn near(merges: MergePlace, index: IndexKind) -> DlsmOptions {
+fn near(merges: CompactionPlace, index: IndexKind) -> DlsmOptions {
     DlsmOptions { merges, ..tiny(index) }
 }
 
@@ -31,12 +31,12 @@ fn near(merges: MergePlace, index: IndexKind) -> DlsmOptions {
 fn dlsm_conforms_with_merges_on_memory_servers() {
     for kind in KINDS {
         let provider = &local(LocalConfig::default());
-        conformance::run::<Small, Dlsm, _>(&setup(provider, near(MergePlace::Memory, kind)));
+        conformance::run::<Small, Dlsm, _>(&setup(provider, near(CompactionPlace::Memory, kind)));
     }
     for (provider, place) in [
-        (sim(SimConfig::default()), MergePlace::ByCost),
-        (rough(7), MergePlace::Memory),
-        (tcp(), MergePlace::Memory),
+        (sim(SimConfig::default()), CompactionPlace::ByCost),
+        (rough(7), CompactionPlace::Memory),
+        (tcp(), CompactionPlace::Memory),
     ] {
         conformance::run::<Small, Dlsm, _>(&setup(&provider, near(place, KINDS[0])));
     }
@@ -44,12 +44,12 @@ fn dlsm_conforms_with_merges_on_memory_servers() {
 
 /// Bytes that one upsert moves over the network, beside its flush, for merges at `merges`; the
 /// merges, and how many of them ran on the memory server.
-fn merge_bytes(merges: MergePlace, index: IndexKind) -> (f64, u64, u64) {
+fn merge_bytes(merges: CompactionPlace, index: IndexKind) -> (f64, u64, u64) {
     const RECORDS: u64 = 20_000;
     let provider = &local(LocalConfig::default());
     let server = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };
     let options = DlsmOptions { merges, index, level0_tables: 1, level1_bytes: 1 << 20, ..paper() };
-    let setup = Setup { memory_servers: 1, server, ..setup(provider, options) };
+    let setup = SuiteSetup { memory_servers: 1, server, ..setup(provider, options) };
     let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
     cluster.run_one(|fabric| async move {
         let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
@@ -60,7 +60,7 @@ fn merge_bytes(merges: MergePlace, index: IndexKind) -> (f64, u64, u64) {
             index.flush().await.unwrap();
         });
         let (cost, counts) = (cost.await, tree.counts());
-        if merges == MergePlace::Memory {
+        if merges == CompactionPlace::Memory {
             // Of the outputs, the compute server reads the indexes and nothing else.
             assert_eq!(cost.bytes_written, counts.flushed_bytes);
             assert_eq!(cost.bytes_read, counts.merged_index_bytes);
@@ -78,8 +78,8 @@ fn merge_bytes(merges: MergePlace, index: IndexKind) -> (f64, u64, u64) {
 #[test]
 fn near_merges_move_only_indexes() {
     for (index, most) in [(IndexKind::Compact, 95.0), (IndexKind::Full { bloom_bits: 10 }, 720.0)] {
-        let (near, merges, on_server) = merge_bytes(MergePlace::Memory, index);
-        let (far, ..) = merge_bytes(MergePlace::Compute, index);
+        let (near, merges, on_server) = merge_bytes(CompactionPlace::Memory, index);
+        let (far, ..) = merge_bytes(CompactionPlace::Compute, index);
         println!(
             "{index:?}: {near} bytes an upsert near the data, {far} otherwise; {merges} merges"
         );
@@ -88,9 +88,9 @@ fn near_merges_move_only_indexes() {
     }
 }
 
-fn job_of(tables: &[TableView], extents: &[u64]) -> CompactionOrder {
-    let table = |view: &TableView| {
-        vec![JobTable {
+fn job_of(tables: &[SsTableView], extents: &[u64]) -> CompactionOrder {
+    let table = |view: &SsTableView| {
+        vec![JobSsTable {
             id: view.meta.footer.table,
             data_words: view.meta.footer.data_words,
             words: 0..view.meta.footer.data_words,
@@ -99,7 +99,7 @@ fn job_of(tables: &[TableView], extents: &[u64]) -> CompactionOrder {
     };
     CompactionOrder {
         sources: tables.iter().map(table).collect(),
-        range: Clip::default(),
+        range: SsTableClip::default(),
         snapshots: Vec::new(),
         below: Vec::new(),
         table_words: 1 << 20,
@@ -128,7 +128,7 @@ async fn three_tables<F: Fabric>(
 }
 
 fn one_server() -> DlsmOptions {
-    let mut options = near(MergePlace::Memory, KINDS[0]);
+    let mut options = near(CompactionPlace::Memory, KINDS[0]);
     (options.level0_tables, options.level0_stop) = (50, 50);
     options
 }
@@ -136,15 +136,15 @@ fn one_server() -> DlsmOptions {
 #[test]
 fn a_memory_server_refuses_jobs_that_make_no_sense() {
     let provider = &local(LocalConfig::default());
-    let setup = Setup { memory_servers: 1, ..setup(provider, one_server()) };
+    let setup = SuiteSetup { memory_servers: 1, ..setup(provider, one_server()) };
     let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
     cluster.run_one(|fabric| async move {
         let _index = three_tables(&fabric, tree).await;
         let tables = tree.tables();
         let rpc = &RpcClient::<_, Small>::new(fabric.clone());
-        let ask = async |request: MergeRequest| rpc.ask(SERVER, &request).await;
+        let ask = async |request: CompactionRequest| rpc.ask(SERVER, &request).await;
         let refused = |refusal| Err(RemoteError::Refused { server: SERVER, refusal });
-        let begin = |job, words: Vec<u64>| MergeRequest::Begin { owner: 7, job, words };
+        let begin = |job, words: Vec<u64>| CompactionRequest::Begin { owner: 7, job, words };
         // Extents in the middle of the first table's: nothing is written before a step.
         let at = tables[0].pieces[0].0.offset();
         let good = job_of(&tables, &[at]);
@@ -161,7 +161,7 @@ fn a_memory_server_refuses_jobs_that_make_no_sense() {
         let outside = job_of(&tables, &[1 << 40]);
         assert_eq!(ask(begin(1, outside.encode())).await, refused(Refusal::Malformed));
         assert_eq!(ask(begin(1, vec![1, 2, 3])).await, refused(Refusal::Malformed));
-        let step = |job, step| MergeRequest::Step { owner: 7, job, step };
+        let step = |job, step| CompactionRequest::Step { owner: 7, job, step };
         assert_eq!(ask(step(1, 1)).await, refused(Refusal::NoSuchJob));
 
         assert_eq!(ask(begin(5, good.encode())).await, Ok(Reply::Done));
@@ -174,9 +174,9 @@ fn a_memory_server_refuses_jobs_that_make_no_sense() {
         for (job, number) in [(4, 1), (6, 1), (5, 0), (5, 2)] {
             assert_eq!(ask(step(job, number)).await, refused(Refusal::NoSuchJob), "{job} {number}");
         }
-        let other = MergeRequest::Step { owner: 8, job: 5, step: 1 };
+        let other = CompactionRequest::Step { owner: 8, job: 5, step: 1 };
         assert_eq!(ask(other).await, refused(Refusal::NoSuchJob));
-        let close = MergeRequest::Close { owner: 7, job: 5 };
+        let close = CompactionRequest::Close { owner: 7, job: 5 };
         assert_eq!(ask(close.clone()).await, Ok(Reply::Done));
         assert_eq!(ask(close).await, Ok(Reply::Done));
         assert_eq!(ask(step(5, 1)).await, refused(Refusal::NoSuchJob));
@@ -184,7 +184,10 @@ fn a_memory_server_refuses_jobs_that_make_no_sense() {
         // Each process has one job, and all together have 16.
         for owner in 10..26 {
             let words = good.encode();
-            assert_eq!(ask(MergeRequest::Begin { owner, job: 1, words }).await, Ok(Reply::Done));
+            assert_eq!(
+                ask(CompactionRequest::Begin { owner, job: 1, words }).await,
+                Ok(Reply::Done)
+            );
         }
         assert_eq!(ask(begin(9, good.encode())).await, refused(Refusal::TooManyMerges));
         // Nothing was written.
@@ -200,16 +203,16 @@ fn a_memory_server_refuses_jobs_that_make_no_sense() {
 #[test]
 fn refused_merges_leave_no_trace() {
     let provider = &local(LocalConfig::default());
-    let setup = Setup { memory_servers: 1, ..setup(provider, one_server()) };
+    let setup = SuiteSetup { memory_servers: 1, ..setup(provider, one_server()) };
     let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
     cluster.run_one(|fabric| async move {
         let _index = three_tables(&fabric, tree).await;
         let tables = tree.tables();
         let rpc = &RpcClient::<_, Small>::new(fabric.clone());
-        let ask = async |request: MergeRequest| rpc.ask(SERVER, &request).await;
+        let ask = async |request: CompactionRequest| rpc.ask(SERVER, &request).await;
         let refused = |refusal| Err(RemoteError::Refused { server: SERVER, refusal });
         let good = job_of(&tables, &[tables[0].pieces[0].0.offset()]);
-        let begin = |owner, job, description: &CompactionOrder| MergeRequest::Begin {
+        let begin = |owner, job, description: &CompactionOrder| CompactionRequest::Begin {
             owner,
             job,
             words: description.encode(),
@@ -225,10 +228,10 @@ fn refused_merges_leave_no_trace() {
         // As many processes as the server remembers.
         for owner in 1..=64 {
             assert_eq!(ask(begin(owner, 1, &good)).await, Ok(Reply::Done), "{owner}");
-            assert_eq!(ask(MergeRequest::Close { owner, job: 1 }).await, Ok(Reply::Done));
+            assert_eq!(ask(CompactionRequest::Close { owner, job: 1 }).await, Ok(Reply::Done));
         }
         assert_eq!(ask(begin(65, 1, &good)).await, refused(Refusal::TooManyMerges));
-        assert_eq!(ask(MergeRequest::Close { owner: 65, job: 1 }).await, Ok(Reply::Done));
+        assert_eq!(ask(CompactionRequest::Close { owner: 65, job: 1 }).await, Ok(Reply::Done));
         assert_eq!(ask(begin(65, 1, &good)).await, refused(Refusal::TooManyMerges));
         assert_eq!(ask(begin(64, 2, &good)).await, Ok(Reply::Done));
     });
@@ -238,23 +241,23 @@ fn refused_merges_leave_no_trace() {
 #[test]
 fn steps_can_be_repeated() {
     let provider = &local(LocalConfig::default());
-    let setup = Setup { memory_servers: 1, ..setup(provider, one_server()) };
+    let setup = SuiteSetup { memory_servers: 1, ..setup(provider, one_server()) };
     let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
     cluster.run_one(|fabric| async move {
         let _index = three_tables(&fabric, tree).await;
         let rpc = &RpcClient::<_, Small>::new(fabric.clone());
-        let ask = async |request: MergeRequest| rpc.ask(SERVER, &request).await;
+        let ask = async |request: CompactionRequest| rpc.ask(SERVER, &request).await;
         let chunk = PoolRequest::AllocateWhole { bytes: 64 << 10, least: 64 << 10, token: 5 };
         let Ok(Reply::Chunk { at, .. }) = rpc.ask(SERVER, &chunk).await else { panic!("no chunk") };
         let places: Vec<u64> = (0..32).map(|extent| at.offset() + extent * 2_048).collect();
         for (job, extents, fails) in [(1, &places[..], false), (2, &places[..1], true)] {
             let words = job_of(&tree.tables(), extents).encode();
-            let begun = ask(MergeRequest::Begin { owner: 7, job, words }).await;
+            let begun = ask(CompactionRequest::Begin { owner: 7, job, words }).await;
             assert_eq!(begun, Ok(Reply::Done));
             let (mut number, mut outputs) = (0, Vec::new());
             let ended = loop {
                 number += 1;
-                let step = MergeRequest::Step { owner: 7, job, step: number };
+                let step = CompactionRequest::Step { owner: 7, job, step: number };
                 let (first, again) = (ask(step.clone()).await, ask(step).await);
                 assert_eq!(first, again, "step {number}");
                 match first {
@@ -273,10 +276,10 @@ fn steps_can_be_repeated() {
                 assert_eq!(ended, Ok(()));
                 let meta = SsTableMeta::decode(&mut &outputs[..]).unwrap();
                 assert_eq!((meta.footer.records, meta.footer.table, meta.level), (20, 1_000, 1));
-                let next = MergeRequest::Step { owner: 7, job, step: number + 1 };
+                let next = CompactionRequest::Step { owner: 7, job, step: number + 1 };
                 assert!(ask(next).await.is_err(), "all is merged");
             }
-            assert_eq!(ask(MergeRequest::Close { owner: 7, job }).await, Ok(Reply::Done));
+            assert_eq!(ask(CompactionRequest::Close { owner: 7, job }).await, Ok(Reply::Done));
         }
     });
 }
@@ -285,7 +288,7 @@ fn steps_can_be_repeated() {
 #[test]
 fn a_damaged_table_ends_a_merge() {
     let provider = &local(LocalConfig::default());
-    let setup = Setup { memory_servers: 1, ..setup(provider, one_server()) };
+    let setup = SuiteSetup { memory_servers: 1, ..setup(provider, one_server()) };
     let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
     cluster.run_one(|fabric| async move {
         let index = three_tables(&fabric, tree).await;
@@ -311,7 +314,7 @@ fn a_damaged_table_ends_a_merge() {
 #[test]
 fn a_dropped_merge_loses_nothing() {
     for provider in &[sim(SimConfig::default()), rough(8)] {
-        let setup = Setup { memory_servers: 1, ..setup(provider, one_server()) };
+        let setup = SuiteSetup { memory_servers: 1, ..setup(provider, one_server()) };
         let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
         cluster.run_one(|fabric| async move {
             let index = three_tables(&fabric, tree).await;
@@ -351,7 +354,7 @@ fn a_dropped_merge_loses_nothing() {
 #[test]
 fn another_handle_closes_the_job_of_a_dropped_one() {
     let provider = &sim(SimConfig::default());
-    let setup = Setup { memory_servers: 1, ..setup(provider, one_server()) };
+    let setup = SuiteSetup { memory_servers: 1, ..setup(provider, one_server()) };
     let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
     cluster.run_one(|fabric| async move {
         let index = three_tables(&fabric, tree).await;

@@ -5,7 +5,7 @@
 //! `cargo test -p farleaf-suites --test bytes -- --ignored --nocapture papers_shape`
 
 use super::tree::{compute, paper, setup, value};
-use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard, MergePlace};
+use farleaf_dlsm::{CompactionPlace, Dlsm, DlsmOptions, LsmShard};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{Design, RangeIndex};
@@ -110,9 +110,9 @@ fn the_papers_shape() {
     let provider = &local(LocalConfig::default());
     let server = || MemoryServerConfig { pool_bytes: 2 << 30, ..Default::default() };
     for most in &BOTH {
-        for merges in [MergePlace::Compute, MergePlace::Memory] {
+        for merges in [CompactionPlace::Compute, CompactionPlace::Memory] {
             let options = DlsmOptions { index: most.index, merges, ..paper() };
-            let setup = farleaf_suites::conformance::Setup {
+            let setup = farleaf_suites::conformance::SuiteSetup {
                 server: server(),
                 memory_servers: 1,
                 ..setup(provider, options)
@@ -153,7 +153,7 @@ fn the_papers_shape() {
                 assert!((1.0..=most.reads.0).contains(&present) && absent <= most.reads.1);
                 assert!((440.0..=most.flushed).contains(&flushed));
                 match merges {
-                    MergePlace::Memory => assert!(each(moved) <= most.merged_near),
+                    CompactionPlace::Memory => assert!(each(moved) <= most.merged_near),
                     _ => assert!(most.merged.contains(&each(moved))),
                 }
                 assert!(each(index_bytes) <= most.index_bytes);
@@ -179,7 +179,7 @@ fn the_papers_shape() {
     }
     // With the usual extents, of which a table has many, a record may lie in two: two READs.
     for is_loaded in [false, true] {
-        let setup = farleaf_suites::conformance::Setup {
+        let setup = farleaf_suites::conformance::SuiteSetup {
             server: server(),
             memory_servers: 1,
             ..setup(provider, DlsmOptions::with_table_bytes(640 << 10))

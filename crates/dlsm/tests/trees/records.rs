@@ -3,7 +3,7 @@
 //! and of WordNet. Without it the test says so and does nothing.
 
 use super::tree::{compute, setup};
-use farleaf_dlsm::{Dlsm, DlsmOptions, MergePlace};
+use farleaf_dlsm::{CompactionPlace, Dlsm, DlsmOptions};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
@@ -33,7 +33,7 @@ fn records() -> Option<Records> {
     Some(text.lines().map(record).collect())
 }
 
-fn check(provider: &AnyProvider, merges: MergePlace, records: &Records) {
+fn check(provider: &AnyProvider, merges: CompactionPlace, records: &Records) {
     // So small that the records fill and merge many tables.
     let mut setup =
         setup(provider, DlsmOptions { merges, ..DlsmOptions::with_table_bytes(256 << 10) });
@@ -75,7 +75,7 @@ fn check(provider: &AnyProvider, merges: MergePlace, records: &Records) {
 #[test]
 fn real_records_are_those_of_a_map() {
     let Some(records) = records() else { return };
-    check(&local(LocalConfig::default()), MergePlace::Compute, &records);
-    check(&sim(SimConfig::default()), MergePlace::ByCost, &records);
-    check(&tcp(), MergePlace::Memory, &records);
+    check(&local(LocalConfig::default()), CompactionPlace::Compute, &records);
+    check(&sim(SimConfig::default()), CompactionPlace::ByCost, &records);
+    check(&tcp(), CompactionPlace::Memory, &records);
 }

@@ -2,7 +2,7 @@
 //! life of a compute server finds.
 
 use super::tree::{KINDS, setup, tiny};
-use farleaf_dlsm::{Dlsm, DlsmServerOptions, MergePlace, ShardedDlsm, ShardedOptions};
+use farleaf_dlsm::{CompactionPlace, Dlsm, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
@@ -14,7 +14,7 @@ use farleaf_index::{
 };
 use farleaf_page::{Bytes, EditAction, LeafEdit, NamedLayout};
 use farleaf_pool::wire::RecordRoom;
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, simulated, tcp};
 use std::collections::BTreeMap;
 
@@ -34,9 +34,12 @@ pub(crate) fn options(servers: u64, shards: u64) -> Options {
     ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) }
 }
 
-pub(crate) fn sharded(provider: &AnyProvider, options: Options) -> Setup<'_, AnyProvider, Options> {
-    let Setup { memory_servers, server, .. } = setup(provider, tiny(KINDS[0]));
-    Setup { provider, options, memory_servers, server }
+pub(crate) fn sharded(
+    provider: &AnyProvider,
+    options: Options,
+) -> SuiteSetup<'_, AnyProvider, Options> {
+    let SuiteSetup { memory_servers, server, .. } = setup(provider, tiny(KINDS[0]));
+    SuiteSetup { provider, options, memory_servers, server }
 }
 
 fn conforms(provider: &AnyProvider, servers: u64, shards: u64) {
@@ -84,7 +87,7 @@ fn a_map_of_shards_is_as_large_as_a_page() {
 fn shards_conform_with_merges_on_memory_servers() {
     let provider = local(LocalConfig::default());
     let mut options = options(1, 3);
-    options.server.tree.merges = MergePlace::Memory;
+    options.server.tree.merges = CompactionPlace::Memory;
     conformance::run::<Small, ShardedDlsm, _>(&sharded(&provider, options.clone()));
     let setup = sharded(&provider, options.clone());
     let cluster = setup.with_index::<Small, ShardedDlsm>();

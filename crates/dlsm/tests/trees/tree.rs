@@ -8,9 +8,9 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{Design, EditAction, IndexAdmin, IndexError, LeafEdit, RangeIndex, ScanResult};
 use farleaf_page::table::IndexKind;
-use farleaf_page::{Bytes, TooLong};
+use farleaf_page::{Bytes, LengthError};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_suites::strings::{loads, random_operations};
@@ -30,9 +30,9 @@ pub(super) fn tiny(index: IndexKind) -> DlsmOptions {
 pub(super) fn setup(
     provider: &AnyProvider,
     options: DlsmOptions,
-) -> Setup<'_, AnyProvider, DlsmOptions> {
+) -> SuiteSetup<'_, AnyProvider, DlsmOptions> {
     let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
-    Setup { provider, options, memory_servers: 3, server }
+    SuiteSetup { provider, options, memory_servers: 3, server }
 }
 
 fn conforms(provider: &AnyProvider, index: IndexKind) {
@@ -75,7 +75,7 @@ fn long_values_in_dlsm() {
         options.memtable.bytes = 128 << 10;
         options.level1_bytes = 256 << 10;
         let server = MemoryServerConfig { pool_bytes: 128 << 20, ..Default::default() };
-        let setup = Setup { server, ..setup(&provider, options) };
+        let setup = SuiteSetup { server, ..setup(&provider, options) };
         random_operations::<128, Dlsm>(&setup, operations, LONG);
         loads::<128, Dlsm>(&setup, 1_000);
     }
@@ -374,7 +374,7 @@ fn a_settled_tree_takes_little_more_than_its_records() {
 fn extents_are_used_again() {
     for provider in &[local(LocalConfig::default()), rough(2)] {
         let server = MemoryServerConfig { pool_bytes: 3 << 20, ..Default::default() };
-        let setup = Setup { memory_servers: 1, server, ..setup(provider, tiny(KINDS[0])) };
+        let setup = SuiteSetup { memory_servers: 1, server, ..setup(provider, tiny(KINDS[0])) };
         let cluster = setup.with_index::<Small, Dlsm>();
         let tree = &compute(&setup.options);
         cluster.run_one(|fabric| async move {
@@ -411,7 +411,7 @@ fn extents_are_used_again() {
 fn a_full_pool_ends_writes_and_loses_nothing() {
     let provider = &local(LocalConfig::default());
     let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
-    let setup = Setup { memory_servers: 1, server, ..setup(provider, tiny(KINDS[0])) };
+    let setup = SuiteSetup { memory_servers: 1, server, ..setup(provider, tiny(KINDS[0])) };
     let cluster = setup.with_index::<Small, Dlsm>();
     let tree = &compute(&setup.options);
     cluster.run_one(|fabric| async move {
@@ -488,14 +488,14 @@ fn records_over_the_limits_are_refused() {
     cluster.run_one(|fabric| async move {
         let index = <Dlsm as Design<Small>>::open(fabric.clone(), tree).await.unwrap();
         let (long, most) = (vec![7; 4097], 4096);
-        let error = IndexError::from(TooLong::Key { bytes: 4097, most });
+        let error = IndexError::from(LengthError::Key { bytes: 4097, most });
         assert_eq!(index.get(&long).await, Err(error.clone()));
         assert_eq!(index.upsert(&long, b"1").await, Err(error.clone()));
         assert_eq!(index.remove(&long).await, Err(error.clone()));
         assert_eq!(index.scan(&ScanResult::range(long.clone()..)).await, Err(error.clone()));
         let load = vec![(long.clone(), vec![])].into_iter();
         assert_eq!(index.bulk_load(load, 0.7).await, Err(error));
-        let error = IndexError::from(TooLong::Value { bytes: 4097, most });
+        let error = IndexError::from(LengthError::Value { bytes: 4097, most });
         assert_eq!(index.insert(b"k", &long).await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", &long, b"").await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", b"", &long).await, Err(error));

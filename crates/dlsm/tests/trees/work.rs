@@ -12,7 +12,7 @@ use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim};
 use futures_util::future::{Either, select};
@@ -160,7 +160,7 @@ fn flushes_that_fail_lose_no_extents() {
         ..options()
     };
     large.memtable.bytes = 1 << 20;
-    let setup = Setup { memory_servers: 1, ..setup(provider, large) };
+    let setup = SuiteSetup { memory_servers: 1, ..setup(provider, large) };
     let (cluster, tree) = (setup.with_index::<Small, Dlsm>(), &compute(&setup.options));
     cluster.run_one(|fabric| async move {
         let index = open(&fabric, tree).await;
@@ -205,7 +205,7 @@ fn tables_on_a_dead_server_keep_no_others() {
         ..Faults::default()
     };
     let provider = &sim(SimConfig { faults, ..SimConfig::default() });
-    let setup = Setup { memory_servers: 2, ..setup(provider, options()) };
+    let setup = SuiteSetup { memory_servers: 2, ..setup(provider, options()) };
     let cluster = setup.with_index::<Small, Dlsm>();
     cluster.run_one(|fabric| async move {
         let space = &Arc::new(ExtentSpace::new(EXTENT_BYTES));
@@ -282,7 +282,7 @@ fn waiting_writers_keep_no_tables() {
 /// Runs `clients` beside `workers` that flush and merge in the background, on a slow network, until
 /// the clients have ended.
 pub(super) fn beside_workers(
-    setup: &Setup<'_, AnyProvider, DlsmOptions>,
+    setup: &SuiteSetup<'_, AnyProvider, DlsmOptions>,
     tree: &Arc<LsmShard>,
     workers: usize,
     clients: &[u16],
@@ -343,7 +343,7 @@ fn background_tasks_flush_and_merge_for_writers() {
 fn background_tasks_let_writers_know_of_a_full_pool() {
     let provider = &sim(SimConfig::default());
     let server = MemoryServerConfig { pool_bytes: 1 << 20, ..Default::default() };
-    let setup = Setup { memory_servers: 1, server, ..setup(provider, options()) };
+    let setup = SuiteSetup { memory_servers: 1, server, ..setup(provider, options()) };
     let tree = &compute(&setup.options);
     beside_workers(&setup, tree, 1, &[1], async |fabric, _| {
         let index = open(fabric, tree).await;
@@ -370,7 +370,7 @@ fn several_merges_fit_where_one_does() {
         let provider = &sim(SimConfig::default());
         let server = MemoryServerConfig { pool_bytes, ..Default::default() };
         let setup = setup(provider, DlsmOptions { workers, ..options() });
-        let setup = Setup { memory_servers: 1, server, ..setup };
+        let setup = SuiteSetup { memory_servers: 1, server, ..setup };
         let tree = &compute(&setup.options);
         let ended = &AtomicBool::new(true);
         beside_workers(&setup, tree, 1, &[1], async |fabric, _| {

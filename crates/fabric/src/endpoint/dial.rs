@@ -18,7 +18,7 @@ use std::io::Write;
 use std::net::TcpStream;
 
 /// A transport whose connections are brought up over TCP sockets.
-pub trait Dials: Transport {
+pub trait DialingTransport: Transport {
     /// The servers of its cluster.
     fn peers(&self) -> &Peers;
 }
@@ -37,7 +37,7 @@ pub enum BringUpState {
 pub struct ConnectionLost;
 
 /// A transport's use of the connection to one server, once it is brought up.
-pub trait Carrier<X: Dials>: Debug {
+pub trait LinkCarrier<X: DialingTransport>: Debug {
     /// Queues a posted operation; returns whether the link should be driven now.
     fn enqueue(&mut self, id: u64, slots: &mut OpSlots<X::Progress>) -> bool;
 
@@ -54,7 +54,7 @@ pub trait Carrier<X: Dials>: Debug {
         context: &LinkContext<'_, X>,
     ) -> Result<BringUpState, ConnectionLost>;
 
-    /// Handles the answer to the message of [`Carrier::welcomed`], if there is one.
+    /// Handles the answer to the message of [`LinkCarrier::welcomed`], if there is one.
     ///
     /// # Errors
     /// The attempt has failed.
@@ -170,9 +170,12 @@ impl<W> DialledLink<W> {
 }
 
 impl<W> DialledLink<W> {
-    fn connect<X: Dials>(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>)
-    where
-        W: Carrier<X>,
+    fn connect<X: DialingTransport>(
+        &mut self,
+        slots: &mut OpSlots<X::Progress>,
+        context: &LinkContext<'_, X>,
+    ) where
+        W: LinkCarrier<X>,
     {
         let peers = context.transport.peers();
         let timeout_ns = peers.config().connect_timeout_ns;
@@ -190,12 +193,12 @@ impl<W> DialledLink<W> {
         }
     }
 
-    fn connected<X: Dials>(
+    fn connected<X: DialingTransport>(
         &mut self,
         slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
     ) where
-        W: Carrier<X>,
+        W: LinkCarrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
         if !matches!(socket.take_error(), Ok(None)) {
@@ -220,9 +223,12 @@ impl<W> DialledLink<W> {
     }
 
     /// Handles the server's messages until the connection is open.
-    fn bring_up<X: Dials>(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>)
-    where
-        W: Carrier<X>,
+    fn bring_up<X: DialingTransport>(
+        &mut self,
+        slots: &mut OpSlots<X::Progress>,
+        context: &LinkContext<'_, X>,
+    ) where
+        W: LinkCarrier<X>,
     {
         let error = loop {
             let Some(socket) = &mut self.socket else { return };
@@ -243,13 +249,13 @@ impl<W> DialledLink<W> {
         self.fail(slots, context, error);
     }
 
-    fn heard<X: Dials>(
+    fn heard<X: DialingTransport>(
         &mut self,
         message: &HandshakeMessage,
         context: &LinkContext<'_, X>,
     ) -> Result<BringUpState, FabricError>
     where
-        W: Carrier<X>,
+        W: LinkCarrier<X>,
     {
         let (server, error) = (self.connection.server(), self.lost());
         let Some(socket) = &mut self.socket else { return Err(error) };
@@ -273,9 +279,12 @@ impl<W> DialledLink<W> {
     }
 
     /// Sends the queued operations over the open connection.
-    fn send<X: Dials>(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>)
-    where
-        W: Carrier<X>,
+    fn send<X: DialingTransport>(
+        &mut self,
+        slots: &mut OpSlots<X::Progress>,
+        context: &LinkContext<'_, X>,
+    ) where
+        W: LinkCarrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
         if self.wire.send(socket, slots, context) == Err(ConnectionLost) {
@@ -283,9 +292,12 @@ impl<W> DialledLink<W> {
         }
     }
 
-    fn receive<X: Dials>(&mut self, slots: &mut OpSlots<X::Progress>, context: &LinkContext<'_, X>)
-    where
-        W: Carrier<X>,
+    fn receive<X: DialingTransport>(
+        &mut self,
+        slots: &mut OpSlots<X::Progress>,
+        context: &LinkContext<'_, X>,
+    ) where
+        W: LinkCarrier<X>,
     {
         let Some(socket) = &mut self.socket else { return };
         if self.wire.receive(socket, slots, context) == Err(ConnectionLost) {
@@ -294,13 +306,13 @@ impl<W> DialledLink<W> {
     }
 
     /// Polls for completions that do not come over the socket; returns whether there were any.
-    fn poll<X: Dials>(
+    fn poll<X: DialingTransport>(
         &mut self,
         slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
     ) -> bool
     where
-        W: Carrier<X>,
+        W: LinkCarrier<X>,
     {
         self.wire.poll(slots, context).unwrap_or_else(|ConnectionLost| {
             self.fail(slots, context, self.lost());
@@ -309,26 +321,26 @@ impl<W> DialledLink<W> {
     }
 
     /// Handles a lost connection or a failed attempt.
-    fn fail<X: Dials>(
+    fn fail<X: DialingTransport>(
         &mut self,
         slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
         error: FabricError,
     ) where
-        W: Carrier<X>,
+        W: LinkCarrier<X>,
     {
         self.connection.fail(context.now_ns, &error);
         self.end(slots, context, &error);
     }
 
     /// Ends all operations that were posted over the connection, which is now closed.
-    fn end<X: Dials>(
+    fn end<X: DialingTransport>(
         &mut self,
         slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
         error: &FabricError,
     ) where
-        W: Carrier<X>,
+        W: LinkCarrier<X>,
     {
         self.wire.let_go_of_buffers();
         self.wire.clear();
@@ -338,13 +350,13 @@ impl<W> DialledLink<W> {
 
     /// Takes everything that has arrived, closes the connection, ends its remaining operations, and
     /// reopens it.
-    fn begin_reset<X: Dials>(
+    fn begin_reset<X: DialingTransport>(
         &mut self,
         slots: &mut OpSlots<X::Progress>,
         context: &LinkContext<'_, X>,
     ) -> Result<AttemptCounts, FabricError>
     where
-        W: Carrier<X>,
+        W: LinkCarrier<X>,
     {
         let before = self.connection.attempts()?;
         if self.is_open() {
@@ -361,7 +373,7 @@ impl<W> DialledLink<W> {
     }
 }
 
-impl<X: Dials, W: Carrier<X>> ServerLink<X> for DialledLink<W> {
+impl<X: DialingTransport, W: LinkCarrier<X>> ServerLink<X> for DialledLink<W> {
     #[inline]
     fn admit(&mut self, is_verb: bool, slots: &OpSlots<X::Progress>) -> Result<(), FabricError> {
         self.connection.admit(is_verb, slots)
@@ -442,8 +454,8 @@ pub async fn reset_link<X, W>(
     server: ServerId,
 ) -> Result<(), FabricError>
 where
-    X: Dials<Link = DialledLink<W>>,
-    W: Carrier<X>,
+    X: DialingTransport<Link = DialledLink<W>>,
+    W: LinkCarrier<X>,
 {
     endpoint.resources.close_batch();
     let before =

@@ -34,7 +34,7 @@ const EVENTS: usize = 128;
 
 /// How a thread whose tasks all wait polls for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Looks {
+pub struct PollingPolicy {
     /// Number of polls before it blocks.
     pub before_waiting: u32,
     /// Whether completions appear in memory. If so, polling means driving the links, without a
@@ -188,7 +188,7 @@ impl<X: Transport> ClientReactor<X> {
 pub struct EndpointDriver<X: Transport> {
     reactor: Rc<ClientReactor<X>>,
     cluster: Arc<X::Cluster>,
-    looks: Looks,
+    looks: PollingPolicy,
 }
 
 impl<X: Transport> EndpointDriver<X> {

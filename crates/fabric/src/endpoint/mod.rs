@@ -18,16 +18,16 @@ mod op;
 mod peers;
 mod slots;
 
-pub use crate::resources::{Resources, Settings};
+pub use crate::resources::{EndpointResources, EndpointSettings};
 pub(crate) use driver::run_endpoints;
 pub(crate) use driver::timespec;
-pub use driver::{ClientReactor, EndpointCluster, EndpointDriver, FOREIGN, Looks};
-pub use op::{Detached, EndpointOp, HeldRead, NoHeldRead};
+pub use driver::{ClientReactor, EndpointCluster, EndpointDriver, FOREIGN, PollingPolicy};
+pub use op::{DetachedOp, EndpointOp, HeldRead, NoHeldRead};
 pub use peers::{Peers, PeersConfig, ServerStarts, start_on_loopback};
 pub use slots::{OpSlot, OpSlots};
 
 use crate::access::check_alignment;
-use crate::body::Body;
+use crate::body::OpBody;
 use crate::handshake::{PeerIdentity, draw_epoch};
 use crate::sync::Arc;
 use crate::{
@@ -58,10 +58,10 @@ pub trait Transport: Debug + Sized + 'static {
     type HeldRead: HeldRead;
 
     /// Settings of this cluster's endpoints.
-    fn settings(cluster: &Self::Cluster) -> Settings;
+    fn settings(cluster: &Self::Cluster) -> EndpointSettings;
 
     /// How this cluster's client threads poll and wait.
-    fn looks(cluster: &Self::Cluster) -> Looks;
+    fn looks(cluster: &Self::Cluster) -> PollingPolicy;
 
     /// The clock of the thread's timers.
     fn clock(cluster: &Self::Cluster) -> &crate::clock::ClusterClock;
@@ -94,7 +94,7 @@ pub trait Transport: Debug + Sized + 'static {
     ///
     /// # Errors
     /// Why it cannot be posted.
-    fn begin(&self, body: &Body) -> Result<Self::Progress, FabricError> {
+    fn begin(&self, body: &OpBody) -> Result<Self::Progress, FabricError> {
         let _ = body;
         Ok(Self::Progress::default())
     }
@@ -111,7 +111,7 @@ pub trait Transport: Debug + Sized + 'static {
 
     /// Counts the doorbell of a verb.
     #[inline]
-    fn ring(resources: &Resources) {
+    fn ring(resources: &EndpointResources) {
         resources.ring();
     }
 
@@ -123,7 +123,7 @@ pub trait Transport: Debug + Sized + 'static {
         into: Buffer,
     ) -> EndpointOp<Buffer, Self> {
         let bytes = into.bytes();
-        endpoint.post_verb(at, bytes, Body::Read { at, into }, Body::into_buffer)
+        endpoint.post_verb(at, bytes, OpBody::Read { at, into }, OpBody::into_buffer)
     }
 
     /// Posts a WRITE.
@@ -134,7 +134,7 @@ pub trait Transport: Debug + Sized + 'static {
         from: Buffer,
     ) -> EndpointOp<Buffer, Self> {
         let bytes = from.bytes();
-        endpoint.post_verb(at, bytes, Body::Write { at, from }, Body::into_buffer)
+        endpoint.post_verb(at, bytes, OpBody::Write { at, from }, OpBody::into_buffer)
     }
 
     /// Posts a CAS.
@@ -145,7 +145,7 @@ pub trait Transport: Debug + Sized + 'static {
         expected: u64,
         new: u64,
     ) -> EndpointOp<u64, Self> {
-        endpoint.post_verb(at, 8, Body::CompareSwap { at, expected, new }, Body::into_value)
+        endpoint.post_verb(at, 8, OpBody::CompareSwap { at, expected, new }, OpBody::into_value)
     }
 
     /// Posts a FETCH-ADD.
@@ -155,7 +155,7 @@ pub trait Transport: Debug + Sized + 'static {
         at: GlobalAddr,
         delta: u64,
     ) -> EndpointOp<u64, Self> {
-        endpoint.post_verb(at, 8, Body::FetchAdd { at, delta }, Body::into_value)
+        endpoint.post_verb(at, 8, OpBody::FetchAdd { at, delta }, OpBody::into_value)
     }
 
     /// [`Fabric::reset`].
@@ -170,7 +170,7 @@ pub trait Transport: Debug + Sized + 'static {
         server: ServerId,
         compute_server: u16,
     ) -> impl Future<Output = Result<(), FabricError>> {
-        endpoint.post(server, Body::Fence { compute_server }, |_| ())
+        endpoint.post(server, OpBody::Fence { compute_server }, |_| ())
     }
 
     /// Called when the endpoint is dropped: posted operations take effect, whether or not a future
@@ -228,7 +228,7 @@ pub struct LinkContext<'a, X: Transport> {
     /// The thread's reactor.
     pub reactor: &'a ClientReactor<X>,
     /// The rest of the endpoint.
-    pub resources: &'a Resources,
+    pub resources: &'a EndpointResources,
     /// The token of this link's events.
     pub token: u64,
     /// Identity of the endpoint.
@@ -309,7 +309,7 @@ pub struct EndpointInner<X: Transport> {
     /// The endpoint's transport.
     pub transport: X,
     /// The rest of the endpoint.
-    pub resources: Resources,
+    pub resources: EndpointResources,
     /// The thread's reactor.
     pub reactor: Rc<ClientReactor<X>>,
     index: usize,
@@ -339,7 +339,7 @@ impl<X: Transport> EndpointInner<X> {
         let settings = X::settings(cluster);
         let me = PeerIdentity { role: settings.role, number: compute_server, epoch: draw_epoch()? };
         let (transport, links) = X::open(cluster, reactor, me, token_of(index, 0))?;
-        let resources = Resources::new(settings, compute_server, number, &reactor.timers);
+        let resources = EndpointResources::new(settings, compute_server, number, &reactor.timers);
         let resources = resources.map_err(io::Error::from)?;
         let core = EndpointCore { links, slots: OpSlots::default(), nearest_deadline_ns: u64::MAX };
         let (core, reactor) = (RefCell::new(core), Rc::clone(reactor));
@@ -447,14 +447,14 @@ impl<X: Transport> EndpointInner<X> {
     fn post<T>(
         self: &Rc<Self>,
         server: ServerId,
-        body: Body,
-        finish: fn(Body) -> T,
+        body: OpBody,
+        finish: fn(OpBody) -> T,
     ) -> EndpointOp<T, X> {
         let core = &mut *self.core.borrow_mut();
         let Some(link) = core.links.get_mut(server.index()) else {
             return EndpointOp::failed(FabricError::NoSuchServer(server));
         };
-        if !matches!(body, Body::Fence { .. })
+        if !matches!(body, OpBody::Fence { .. })
             && let Err(full) = self.resources.admit()
         {
             return EndpointOp::failed(full);
@@ -482,8 +482,8 @@ impl<X: Transport> EndpointInner<X> {
         self: &Rc<Self>,
         at: GlobalAddr,
         bytes: usize,
-        body: Body,
-        finish: fn(Body) -> T,
+        body: OpBody,
+        finish: fn(OpBody) -> T,
     ) -> EndpointOp<T, X> {
         match check_alignment(at, bytes) {
             Ok(()) => self.post(at.server(), body, finish),
@@ -536,7 +536,7 @@ impl<X: Transport> Fabric for Endpoint<X> {
         if bytes > MAX_MESSAGE_BYTES {
             return EndpointOp::failed(FabricError::MessageTooLarge { bytes });
         }
-        self.0.post(server, Body::Call(request), Body::into_reply)
+        self.0.post(server, OpBody::Call(request), OpBody::into_reply)
     }
 
     async fn reset(&self, server: ServerId) -> Result<(), FabricError> {
@@ -566,7 +566,7 @@ impl<X: Transport> Fabric for Endpoint<X> {
     }
 
     fn unique(&self) -> u64 {
-        Resources::unique()
+        EndpointResources::unique()
     }
 
     #[inline]

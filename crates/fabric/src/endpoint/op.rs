@@ -3,7 +3,7 @@
 //! *Thread safety*: an endpoint's thread.
 
 use super::{EndpointInner, Transport};
-use crate::body::Body;
+use crate::body::OpBody;
 use crate::{Buffer, FabricError};
 use std::future::Future;
 use std::pin::Pin;
@@ -58,7 +58,7 @@ enum EndpointOpState<T, X: Transport> {
     Posted {
         endpoint: Rc<EndpointInner<X>>,
         id: u64,
-        finish: fn(Body) -> T,
+        finish: fn(OpBody) -> T,
     },
 }
 
@@ -83,7 +83,7 @@ impl<T, X: Transport> EndpointOp<T, X> {
     }
 
     #[inline]
-    pub(super) fn posted(endpoint: Rc<EndpointInner<X>>, id: u64, finish: fn(Body) -> T) -> Self {
+    pub(super) fn posted(endpoint: Rc<EndpointInner<X>>, id: u64, finish: fn(OpBody) -> T) -> Self {
         Self { state: EndpointOpState::Posted { endpoint, id, finish } }
     }
 }
@@ -91,7 +91,7 @@ impl<T, X: Transport> EndpointOp<T, X> {
 /// An endpoint that has posted operations, whatever its transport is.
 trait Posts: std::fmt::Debug {
     /// What a posted operation ended with; wakes `waker` if it has not ended.
-    fn poll(&self, id: u64, waker: &Waker) -> Option<(Body, Result<(), FabricError>)>;
+    fn poll(&self, id: u64, waker: &Waker) -> Option<(OpBody, Result<(), FabricError>)>;
 
     /// Nobody waits for an operation any more.
     fn abandon(&self, id: u64);
@@ -99,7 +99,7 @@ trait Posts: std::fmt::Debug {
 
 impl<X: Transport> Posts for EndpointInner<X> {
     #[inline]
-    fn poll(&self, id: u64, waker: &Waker) -> Option<(Body, Result<(), FabricError>)> {
+    fn poll(&self, id: u64, waker: &Waker) -> Option<(OpBody, Result<(), FabricError>)> {
         self.resources.close_batch();
         let mut core = self.core.borrow_mut();
         let (body, outcome) = core.slots.poll(id, waker, &self.resources)?;
@@ -114,18 +114,18 @@ impl<X: Transport> Posts for EndpointInner<X> {
 
 /// A posted operation of a transport that is not known.
 #[derive(Debug)]
-pub struct Detached<T>(DetachedState<T>);
+pub struct DetachedOp<T>(DetachedState<T>);
 
 #[derive(Debug)]
 enum DetachedState<T> {
     Ended(Option<Result<T, FabricError>>),
-    Posted { endpoint: Rc<dyn Posts>, id: u64, finish: fn(Body) -> T },
+    Posted { endpoint: Rc<dyn Posts>, id: u64, finish: fn(OpBody) -> T },
 }
 
 impl<T, X: Transport<HeldRead = NoHeldRead>> EndpointOp<T, X> {
     /// The operation without its transport's type.
-    pub(crate) fn detach(mut self) -> Detached<T> {
-        Detached(match std::mem::replace(&mut self.state, EndpointOpState::Done(None)) {
+    pub(crate) fn detach(mut self) -> DetachedOp<T> {
+        DetachedOp(match std::mem::replace(&mut self.state, EndpointOpState::Done(None)) {
             EndpointOpState::Done(value) => DetachedState::Ended(value.map(Ok)),
             EndpointOpState::Failed(error) => DetachedState::Ended(error.map(Err)),
             EndpointOpState::Held { read, .. } => match read {},
@@ -136,9 +136,9 @@ impl<T, X: Transport<HeldRead = NoHeldRead>> EndpointOp<T, X> {
     }
 }
 
-impl<T> Unpin for Detached<T> {}
+impl<T> Unpin for DetachedOp<T> {}
 
-impl<T> Future for Detached<T> {
+impl<T> Future for DetachedOp<T> {
     type Output = Result<T, FabricError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -157,7 +157,7 @@ impl<T> Future for Detached<T> {
     }
 }
 
-impl<T> Drop for Detached<T> {
+impl<T> Drop for DetachedOp<T> {
     fn drop(&mut self) {
         if let DetachedState::Posted { endpoint, id, .. } = &self.0 {
             endpoint.abandon(*id);

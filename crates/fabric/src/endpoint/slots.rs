@@ -8,8 +8,8 @@
 //!
 //! *Thread safety*: an endpoint's thread.
 
-use crate::body::Body;
-use crate::resources::Resources;
+use crate::body::OpBody;
+use crate::resources::EndpointResources;
 use crate::{FabricError, ServerId};
 use std::task::Waker;
 
@@ -18,7 +18,7 @@ use std::task::Waker;
 pub struct OpSlot<P> {
     generation: u32,
     /// Its parameters or result.
-    pub body: Body,
+    pub body: OpBody,
     /// Its transport's progress.
     pub progress: P,
     /// The server that it is sent to.
@@ -33,17 +33,17 @@ pub struct OpSlot<P> {
 
 impl<P> OpSlot<P> {
     fn is_pending(&self) -> bool {
-        self.outcome.is_none() && !matches!(self.body, Body::Taken)
+        self.outcome.is_none() && !matches!(self.body, OpBody::Taken)
     }
 
     /// Fences do not count against the depth.
-    fn is_counted(body: &Body) -> bool {
-        !matches!(body, Body::Fence { .. })
+    fn is_counted(body: &OpBody) -> bool {
+        !matches!(body, OpBody::Fence { .. })
     }
 }
 
 /// An ended operation, taken out of its slot.
-pub(super) type EndedOp = (Body, Option<Result<(), FabricError>>);
+pub(super) type EndedOp = (OpBody, Option<Result<(), FabricError>>);
 
 /// An endpoint's operations. Ids are `[generation:32][slot:32]`.
 #[derive(Debug)]
@@ -61,11 +61,11 @@ impl<P> Default for OpSlots<P> {
 impl<P: Default> OpSlots<P> {
     pub(super) fn insert(
         &mut self,
-        body: Body,
+        body: OpBody,
         progress: P,
         server: ServerId,
         deadline_ns: u64,
-        resources: &Resources,
+        resources: &EndpointResources,
     ) -> u64 {
         if OpSlot::<P>::is_counted(&body) {
             resources.enter();
@@ -127,14 +127,19 @@ impl<P: Default> OpSlots<P> {
     pub(super) fn has_unnoticed_write(&self, server: ServerId) -> bool {
         self.slots.iter().any(|slot| {
             slot.server == server
-                && matches!(slot.body, Body::Write { .. })
+                && matches!(slot.body, OpBody::Write { .. })
                 && matches!(slot.outcome, Some(Err(FabricError::Indeterminate { .. })))
         })
     }
 
     /// Ends an operation: sets its outcome and wakes its task. Counts an unknown outcome.
     #[inline]
-    pub fn end(&mut self, id: u64, outcome: Result<(), FabricError>, resources: &Resources) {
+    pub fn end(
+        &mut self,
+        id: u64,
+        outcome: Result<(), FabricError>,
+        resources: &EndpointResources,
+    ) {
         if matches!(outcome, Err(FabricError::Indeterminate { .. })) {
             resources.counters.count_indeterminate();
         }
@@ -153,7 +158,7 @@ impl<P: Default> OpSlots<P> {
         &mut self,
         id: u64,
         waker: &Waker,
-        resources: &Resources,
+        resources: &EndpointResources,
     ) -> Option<EndedOp> {
         let slot = self.held(id);
         if slot.outcome.is_none() {
@@ -167,7 +172,7 @@ impl<P: Default> OpSlots<P> {
     }
 
     /// Called when an operation's future is dropped: the operation still takes effect (F8).
-    pub(super) fn abandon(&mut self, id: u64, resources: &Resources) {
+    pub(super) fn abandon(&mut self, id: u64, resources: &EndpointResources) {
         let slot = self.held(id);
         slot.abandoned = true;
         if slot.outcome.is_some() {
@@ -175,14 +180,14 @@ impl<P: Default> OpSlots<P> {
         }
     }
 
-    fn free(&mut self, id: u64, resources: &Resources) -> EndedOp {
+    fn free(&mut self, id: u64, resources: &EndpointResources) -> EndedOp {
         let slot = self.held(id);
         // Whether a body counts never changes: no other kind of body becomes a fence, and no fence
         // becomes another kind.
         if OpSlot::<P>::is_counted(&slot.body) {
             resources.leave();
         }
-        let body = std::mem::replace(&mut slot.body, Body::Taken);
+        let body = std::mem::replace(&mut slot.body, OpBody::Taken);
         let outcome = slot.outcome.take();
         slot.progress = P::default();
         slot.waker = None;

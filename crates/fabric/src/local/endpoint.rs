@@ -7,7 +7,7 @@ use crate::access::{check_alignment, check_lent};
 use crate::clock::ClusterClock;
 use crate::handshake::{PeerIdentity, PeerRole};
 use crate::region::{copy_words, prefetch};
-use crate::resources::{Resources, Settings};
+use crate::resources::{EndpointResources, EndpointSettings};
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timers::Timers;
 use crate::{
@@ -35,7 +35,7 @@ pub struct LocalFabric {
 #[derive(Debug)]
 struct LocalEndpoint {
     shared: Arc<LocalShared>,
-    resources: Rc<Resources>,
+    resources: Rc<EndpointResources>,
     me: PeerIdentity,
     cpu: InlineCpu,
     /// When the endpoint's link will have sent everything posted so far.
@@ -58,8 +58,8 @@ impl LocalFabric {
         let timed = network_latency_ns > 0 || bandwidth_bytes_per_s > 0;
         let memory_servers = u16::try_from(shared.servers.len()).unwrap_or(ServerId::LIMIT);
         let role = PeerRole::ComputeServer;
-        let settings = Settings { role, memory_servers, depth, timeout_ns, seed };
-        let resources = Resources::new(settings, compute_server, number, &timers)?;
+        let settings = EndpointSettings { role, memory_servers, depth, timeout_ns, seed };
+        let resources = EndpointResources::new(settings, compute_server, number, &timers)?;
         let endpoint = LocalEndpoint {
             resources: Rc::new(resources),
             me: PeerIdentity {
@@ -259,7 +259,7 @@ impl Fabric for LocalFabric {
     }
 
     fn unique(&self) -> u64 {
-        Resources::unique()
+        EndpointResources::unique()
     }
 
     fn counters(&self) -> &Counters {

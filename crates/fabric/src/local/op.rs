@@ -1,6 +1,6 @@
 //! Posted operations of the local provider.
 
-use crate::resources::Resources;
+use crate::resources::EndpointResources;
 use crate::sync::{Arc, lock};
 use crate::{FabricError, Message, ServerId, Uncertainty};
 use std::future::Future;
@@ -26,7 +26,7 @@ pub(super) enum LocalOpState<T> {
         result: Option<Result<T, FabricError>>,
         due_ns: u64,
         armed: bool,
-        endpoint: Rc<Resources>,
+        endpoint: Rc<EndpointResources>,
     },
     /// Being served by a server thread; `finish` turns the reply into the result.
     OnServer {
@@ -36,7 +36,7 @@ pub(super) enum LocalOpState<T> {
         not_before_ns: u64,
         deadline_ns: u64,
         armed: bool,
-        endpoint: Rc<Resources>,
+        endpoint: Rc<EndpointResources>,
     },
 }
 

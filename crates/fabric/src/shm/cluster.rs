@@ -1,10 +1,10 @@
 //! The memory servers of this host, as used by another process.
 
-use super::connection::{Hello, greet};
+use super::connection::{ShmHello, greet};
 use super::endpoint::{Shm, ShmDriver};
 use super::process::{ListeningProcess, ShmProcess, ShmServerView};
 use super::server::{ShmServer, ShmServerConfig};
-use super::socket::Packet;
+use super::socket::SocketPacket;
 use super::{ShmConfig, ShmError};
 use crate::clock::ClusterClock;
 use crate::endpoint::EndpointCluster;
@@ -55,8 +55,8 @@ impl ShmCluster {
         clock: &ClusterClock,
         config: &ShmConfig,
     ) -> Result<ShmServerView, ShmError> {
-        let hello = Hello { server: id, path, token, me, timeout_ns: config.timeout_ns };
-        let opened = greet(&hello, Packet::OpenProcess, clock)?;
+        let hello = ShmHello { server: id, path, token, me, timeout_ns: config.timeout_ns };
+        let opened = greet(&hello, SocketPacket::OpenProcess, clock)?;
         let bytes = usize::try_from(opened.bytes).unwrap_or(usize::MAX);
         let region = Arc::new(Region::map_memfd(opened.file, bytes)?);
         Ok(ShmServerView {

@@ -13,8 +13,8 @@ use super::endpoint::Shm;
 use super::gate::VerbGate;
 use super::process::ListeningProcess;
 use super::ring::{BadRing, Consumer, Producer, RingDirection, RingRecordKind};
-use super::socket::{self, Packet};
-use crate::body::Body;
+use super::socket::{self, SocketPacket};
+use crate::body::OpBody;
 use crate::clock::ClusterClock;
 use crate::endpoint::{LinkContext, OpSlot, OpSlots, ServerLink, lost};
 use crate::handshake::{
@@ -31,7 +31,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 /// Parameters of a new connection.
-pub(super) struct Hello<'a> {
+pub(super) struct ShmHello<'a> {
     pub(super) server: ServerId,
     pub(super) path: &'a Path,
     pub(super) token: &'a Token,
@@ -51,8 +51,8 @@ pub(super) struct AdmittedConnection {
 /// Connects, proves the token, and states the purpose of the connection. Blocks the calling thread,
 /// at most until the deadline.
 pub(super) fn greet(
-    hello: &Hello<'_>,
-    purpose: Packet,
+    hello: &ShmHello<'_>,
+    purpose: SocketPacket,
     clock: &ClusterClock,
 ) -> Result<AdmittedConnection, ShmError> {
     let server = hello.server;
@@ -94,7 +94,7 @@ pub(super) fn greet(
         wait(&socket)?;
         match socket::receive_file(&socket).map_err(gone)? {
             None => {}
-            Some((Packet::Opened { number, bytes }, Some(file))) => {
+            Some((SocketPacket::Opened { number, bytes }, Some(file))) => {
                 return Ok(AdmittedConnection { socket, peer, number, file, bytes });
             }
             Some(_) => {
@@ -120,13 +120,13 @@ pub(super) struct CallConnection {
     gate: Arc<VerbGate>,
     process: Arc<ListeningProcess>,
     socket: OwnedFd,
-    rings: Rings,
+    rings: ConnectionRings,
     /// Requests without a reply yet.
     awaited: usize,
 }
 
 #[derive(Debug)]
-struct Rings {
+struct ConnectionRings {
     requests: Producer,
     replies: Consumer,
     backlog: VecDeque<(u64, Message)>,
@@ -141,14 +141,14 @@ impl CallConnection {
         me: PeerIdentity,
     ) -> Result<Self, ShmError> {
         let known = &process.servers[server.index()];
-        let hello = Hello {
+        let hello = ShmHello {
             server,
             path: &known.path,
             token: &process.token,
             me,
             timeout_ns: process.config.timeout_ns,
         };
-        let purpose = Packet::OpenEndpoint { process: known.process };
+        let purpose = SocketPacket::OpenEndpoint { process: known.process };
         let opened = greet(&hello, purpose, &process.clock)?;
         if opened.peer.epoch != known.epoch {
             // Another server listens there now; the memory that this process has mapped belongs to
@@ -161,7 +161,7 @@ impl CallConnection {
             return Err(ShmError::Handshake { server, error: HandshakeError::Garbage });
         }
         let file = Arc::new(Region::map_memfd(opened.file, bytes)?);
-        let rings = Rings {
+        let rings = ConnectionRings {
             requests: Producer::new(&file, RingDirection::Requests),
             replies: Consumer::new(&file, RingDirection::Replies),
             backlog: VecDeque::new(),
@@ -194,7 +194,7 @@ impl CallConnection {
                     any = true;
                     self.awaited = self.awaited.saturating_sub(1);
                     let slot = slots.pending(id).filter(|slot| slot.server == self.server);
-                    let Some(OpSlot { body: Body::Call(reply), .. }) = slot else { continue };
+                    let Some(OpSlot { body: OpBody::Call(reply), .. }) = slot else { continue };
                     let outcome = match kind {
                         RingRecordKind::Message => {
                             context.resources.counters.count_rpc_reply(message.len());
@@ -238,7 +238,7 @@ impl ServerLink<Shm> for ShmLink {
         debug_assert!(!is_verb, "verbs are carried out when they are posted");
         match &self.connection {
             Some(connection) if connection.gate.is_closed() => Err(lost(self.server)),
-            Some(CallConnection { rings: Rings { backlog, most, .. }, .. })
+            Some(CallConnection { rings: ConnectionRings { backlog, most, .. }, .. })
                 if backlog.len() >= *most =>
             {
                 Err(FabricError::QueueFull { depth: *most })
@@ -251,7 +251,7 @@ impl ServerLink<Shm> for ShmLink {
     fn enqueue(&mut self, id: u64, slots: &mut OpSlots<()>, context: &LinkContext<'_, Shm>) {
         let Some(connection) = &mut self.connection else { return };
         let body = slots.pending(id).map(|slot| &mut slot.body);
-        let Some(Body::Call(request)) = body else { return };
+        let Some(OpBody::Call(request)) = body else { return };
         // The request is sent even if its deadline passes before the ring has room.
         connection.rings.backlog.push_back((id, std::mem::take(request)));
         connection.awaited += 1;
@@ -288,7 +288,7 @@ impl ServerLink<Shm> for ShmLink {
     fn break_off(&mut self, _: &mut OpSlots<()>, _: &LinkContext<'_, Shm>) {}
 }
 
-impl Rings {
+impl ConnectionRings {
     /// Moves requests from the backlog to the ring, as many as fit.
     fn send(&mut self, socket: &OwnedFd) -> Result<(), BadRing> {
         let mut sent = false;
@@ -417,10 +417,10 @@ mod tests {
         assert_eq!(&bystander.echo().unwrap()[..], b"hello");
     }
 
-    fn hello<'a>(cluster: &'a ShmCluster, role: PeerRole) -> Hello<'a> {
+    fn hello<'a>(cluster: &'a ShmCluster, role: PeerRole) -> ShmHello<'a> {
         let server = &cluster.process.servers[0];
         let (path, token) = (&server.path, &cluster.process.token);
-        Hello { server: server.id, path, token, me: me(role), timeout_ns: 1 << 40 }
+        ShmHello { server: server.id, path, token, me: me(role), timeout_ns: 1 << 40 }
     }
 
     #[test]
@@ -442,7 +442,7 @@ mod tests {
                 Ok(_) => panic!("{purpose:?} as {role}"),
                 Err(error) => assert!(matches!(error, ShmError::Gone(_)), "{purpose:?}: {error}"),
             };
-        for packet in [Packet::OpenProcess, Packet::Stopped { fence: 0 }] {
+        for packet in [SocketPacket::OpenProcess, SocketPacket::Stopped { fence: 0 }] {
             let socket = socket::connect_to(path).unwrap();
             socket::send_packet(&socket, packet).unwrap();
             closed(&socket);
@@ -450,14 +450,17 @@ mod tests {
         let socket = socket::connect_to(path).unwrap();
         socket::send_handshake(&socket, &HandshakeRefusal::Full.message()).unwrap();
         closed(&socket);
-        gone(PeerRole::Client, Packet::OpenEndpoint { process });
-        gone(PeerRole::ComputeServer, Packet::OpenProcess);
-        gone(PeerRole::ComputeServer, Packet::OpenEndpoint { process: process + 1 });
-        gone(PeerRole::Client, Packet::Fence { request: 1, compute_server: 1 });
-        let other =
-            greet(&hello(&cluster, PeerRole::Client), Packet::OpenProcess, &cluster.process.clock);
+        gone(PeerRole::Client, SocketPacket::OpenEndpoint { process });
+        gone(PeerRole::ComputeServer, SocketPacket::OpenProcess);
+        gone(PeerRole::ComputeServer, SocketPacket::OpenEndpoint { process: process + 1 });
+        gone(PeerRole::Client, SocketPacket::Fence { request: 1, compute_server: 1 });
+        let other = greet(
+            &hello(&cluster, PeerRole::Client),
+            SocketPacket::OpenProcess,
+            &cluster.process.clock,
+        );
         let other = other.unwrap();
-        socket::send_packet(&other.socket, Packet::Fenced { request: 1 }).unwrap();
+        socket::send_packet(&other.socket, SocketPacket::Fenced { request: 1 }).unwrap();
         closed(&other.socket);
         assert_eq!(&bystander.echo().unwrap()[..], b"hello");
         assert!(!cluster.process.is_lost(ServerId::new(0)));

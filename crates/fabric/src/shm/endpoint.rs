@@ -12,8 +12,8 @@ use super::{ShmConfig, ShmError};
 use crate::access::{check_access, check_alignment};
 use crate::clock::ClusterClock;
 use crate::endpoint::{
-    ClientReactor, Endpoint, EndpointDriver, EndpointInner, EndpointOp, HeldRead, Looks, OpSlot,
-    Resources, Settings, Transport, lost,
+    ClientReactor, Endpoint, EndpointDriver, EndpointInner, EndpointOp, EndpointResources,
+    EndpointSettings, HeldRead, OpSlot, PollingPolicy, Transport, lost,
 };
 use crate::handshake::{PeerIdentity, PeerRole};
 use crate::region::{copy_words, prefetch};
@@ -55,7 +55,7 @@ fn reach(endpoint: &ShmShared, server: ServerId) -> Result<&ServerMemory, Fabric
 }
 
 #[cold]
-fn count_lost(resources: &Resources, server: ServerId) -> FabricError {
+fn count_lost(resources: &EndpointResources, server: ServerId) -> FabricError {
     resources.counters.count_indeterminate();
     lost(server)
 }
@@ -137,15 +137,15 @@ impl Transport for Shm {
     type Link = ShmLink;
     type HeldRead = PostedRead;
 
-    fn settings(process: &ListeningProcess) -> Settings {
+    fn settings(process: &ListeningProcess) -> EndpointSettings {
         let ShmConfig { timeout_ns, depth, seed, .. } = process.config;
         let memory_servers = u16::try_from(process.servers.len()).unwrap_or(ServerId::LIMIT);
-        Settings { role: PeerRole::ComputeServer, memory_servers, depth, timeout_ns, seed }
+        EndpointSettings { role: PeerRole::ComputeServer, memory_servers, depth, timeout_ns, seed }
     }
 
-    fn looks(_: &ListeningProcess) -> Looks {
+    fn looks(_: &ListeningProcess) -> PollingPolicy {
         // The granularity of timers is the short wait.
-        Looks { before_waiting: 0, in_memory: true, unheard: 64, short_wait_ns: 100_000 }
+        PollingPolicy { before_waiting: 0, in_memory: true, unheard: 64, short_wait_ns: 100_000 }
     }
 
     fn clock(process: &ListeningProcess) -> &ClusterClock {
@@ -188,7 +188,7 @@ impl Transport for Shm {
 
     /// A verb has its own doorbell, because it takes effect when it is posted.
     #[inline]
-    fn ring(resources: &Resources) {
+    fn ring(resources: &EndpointResources) {
         resources.counters.count_doorbell();
     }
 

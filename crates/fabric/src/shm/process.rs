@@ -13,7 +13,7 @@
 //! *Thread safety*: any thread.
 
 use super::gate::VerbGate;
-use super::socket::{self, Packet};
+use super::socket::{self, SocketPacket};
 use super::{ShmConfig, ShmError};
 use crate::clock::ClusterClock;
 use crate::handshake::Token;
@@ -149,7 +149,7 @@ impl ShmProcess {
         }
         let request = state.next_request;
         state.next_request += 1;
-        let packet = Packet::Fence { request, compute_server };
+        let packet = SocketPacket::Fence { request, compute_server };
         socket::send_packet(&self.servers[server.index()].socket, packet).ok()?;
         state.asked.insert(request, FenceRequest { server, outcome: None, waker: None });
         Some(request)
@@ -205,14 +205,14 @@ impl ShmProcess {
             Err(_) => None,
         };
         match packet {
-            Some(Packet::Stop { fence, compute_server, below }) => {
+            Some(SocketPacket::Stop { fence, compute_server, below }) => {
                 if self.stop_endpoints(server.id, compute_server, below) {
                     // If sending fails, the server is gone or far behind, and the requester times
                     // out.
-                    let _ = socket::send_packet(&server.socket, Packet::Stopped { fence });
+                    let _ = socket::send_packet(&server.socket, SocketPacket::Stopped { fence });
                 }
             }
-            Some(Packet::Fenced { request }) => {
+            Some(SocketPacket::Fenced { request }) => {
                 if let Some(asked) = lock(&self.state).asked.get_mut(&request) {
                     asked.answer(Ok(()));
                 }

@@ -1,10 +1,11 @@
 //! Unix sockets that preserve packet boundaries. They carry the handshake, hand over memory, wake
 //! the other side, and show when it has gone.
 //!
-//! After the handshake (`crate::handshake`), a packet has four little-endian words, [`Packet`]. An
-//! endpoint's socket has only one other kind of packet: a single byte that means "check the rings".
-//! A byte dropped because the socket's buffer is full is harmless, because other bytes are ahead of
-//! it. Every send has the non-blocking flag, so no peer can make a send block.
+//! After the handshake (`crate::handshake`), a packet has four little-endian words,
+//! [`SocketPacket`]. An endpoint's socket has only one other kind of packet: a single byte that
+//! means "check the rings". A byte dropped because the socket's buffer is full is harmless, because
+//! other bytes are ahead of it. Every send has the non-blocking flag, so no peer can make a send
+//! block.
 //!
 //! *Thread safety*: a packet is sent and received as one, by any thread.
 
@@ -29,7 +30,7 @@ const BACKLOG: i32 = 128;
 
 /// A packet after the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Packet {
+pub(super) enum SocketPacket {
     /// Client: this connection belongs to a process. It serves for the mapping and for fences, and
     /// shows when the process ends.
     OpenProcess,
@@ -48,7 +49,7 @@ pub(super) enum Packet {
     Fenced { request: u64 },
 }
 
-impl Packet {
+impl SocketPacket {
     fn encode(self) -> [u8; PACKET_BYTES] {
         let words = match self {
             Self::OpenProcess => [1, 0, 0, 0],
@@ -87,14 +88,14 @@ impl Packet {
 
 /// A received packet. A longer one is truncated to this size and rejected.
 #[derive(Debug)]
-pub(super) struct Received {
+pub(super) struct ReceivedPacket {
     bytes: [u8; MESSAGE_BYTES],
     length: usize,
 }
 
-impl Received {
-    pub(super) fn packet(&self) -> Option<Packet> {
-        Packet::decode(&self.bytes[..self.length])
+impl ReceivedPacket {
+    pub(super) fn packet(&self) -> Option<SocketPacket> {
+        SocketPacket::decode(&self.bytes[..self.length])
     }
 
     pub(super) fn handshake(&self) -> Option<&HandshakeMessage> {
@@ -143,14 +144,14 @@ pub(super) fn send_handshake(socket: &OwnedFd, message: &HandshakeMessage) -> Re
     send(socket, message, AT_ONCE).map(|_| ())
 }
 
-pub(super) fn send_packet(socket: &OwnedFd, packet: Packet) -> Result<(), Errno> {
+pub(super) fn send_packet(socket: &OwnedFd, packet: SocketPacket) -> Result<(), Errno> {
     send(socket, &packet.encode(), AT_ONCE).map(|_| ())
 }
 
 /// Sends a packet together with a file.
 pub(super) fn send_file(
     socket: &OwnedFd,
-    packet: Packet,
+    packet: SocketPacket,
     file: BorrowedFd<'_>,
 ) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -166,21 +167,23 @@ pub(super) fn wake(socket: &OwnedFd) {
 }
 
 /// The next packet; `Ok(None)` if there is none yet, an error if there never will be.
-pub(super) fn receive(socket: &OwnedFd) -> Result<Option<Received>, Errno> {
+pub(super) fn receive(socket: &OwnedFd) -> Result<Option<ReceivedPacket>, Errno> {
     let mut bytes = [0; MESSAGE_BYTES];
     // `TRUNC` reports the full length of a truncated packet; the kernel drops any attached files.
     let received = recv(socket, &mut bytes, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
     match received {
         Ok((_, 0)) => Err(Errno::CONNRESET),
         Ok((_, length)) if length > MESSAGE_BYTES => Err(Errno::MSGSIZE),
-        Ok((_, length)) => Ok(Some(Received { bytes, length })),
+        Ok((_, length)) => Ok(Some(ReceivedPacket { bytes, length })),
         Err(Errno::AGAIN | Errno::INTR) => Ok(None),
         Err(errno) => Err(errno),
     }
 }
 
 /// The next packet and the attached file, if any.
-pub(super) fn receive_file(socket: &OwnedFd) -> Result<Option<(Packet, Option<OwnedFd>)>, Errno> {
+pub(super) fn receive_file(
+    socket: &OwnedFd,
+) -> Result<Option<(SocketPacket, Option<OwnedFd>)>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [0; MESSAGE_BYTES];
@@ -196,7 +199,7 @@ pub(super) fn receive_file(socket: &OwnedFd) -> Result<Option<(Packet, Option<Ow
         RecvAncillaryMessage::ScmRights(mut files) => files.next(),
         _ => None,
     });
-    let packet = Packet::decode(&bytes[..length]).ok_or(Errno::PROTO)?;
+    let packet = SocketPacket::decode(&bytes[..length]).ok_or(Errno::PROTO)?;
     Ok(Some((packet, file)))
 }
 
@@ -217,21 +220,21 @@ mod tests {
     #[test]
     fn packets_come_back() {
         let packets = [
-            Packet::OpenProcess,
-            Packet::OpenEndpoint { process: 7 },
-            Packet::Opened { number: u64::MAX, bytes: 9 },
-            Packet::Fence { request: 1, compute_server: u16::MAX },
-            Packet::Stop { fence: 2, compute_server: 3, below: 4 },
-            Packet::Stopped { fence: 5 },
-            Packet::Fenced { request: 6 },
+            SocketPacket::OpenProcess,
+            SocketPacket::OpenEndpoint { process: 7 },
+            SocketPacket::Opened { number: u64::MAX, bytes: 9 },
+            SocketPacket::Fence { request: 1, compute_server: u16::MAX },
+            SocketPacket::Stop { fence: 2, compute_server: 3, below: 4 },
+            SocketPacket::Stopped { fence: 5 },
+            SocketPacket::Fenced { request: 6 },
         ];
         for packet in packets {
-            assert_eq!(Packet::decode(&packet.encode()), Some(packet));
+            assert_eq!(SocketPacket::decode(&packet.encode()), Some(packet));
         }
-        let mut wrong = Packet::Fence { request: 1, compute_server: 1 }.encode();
+        let mut wrong = SocketPacket::Fence { request: 1, compute_server: 1 }.encode();
         wrong[18] = 1; // a compute server of more than 16 bits
-        assert_eq!(Packet::decode(&wrong), None);
-        assert_eq!(Packet::decode(&[0; PACKET_BYTES]), None);
-        assert_eq!(Packet::decode(&[1]), None);
+        assert_eq!(SocketPacket::decode(&wrong), None);
+        assert_eq!(SocketPacket::decode(&[0; PACKET_BYTES]), None);
+        assert_eq!(SocketPacket::decode(&[1]), None);
     }
 }

@@ -1,12 +1,12 @@
 //! An endpoint of the simulator: one thread of a compute server.
 
 use super::config::SimConfig;
-use super::events::Until;
+use super::events::UntilVirtualTime;
 use super::network::SimConnection;
 use super::op::{SimOp, SimOpHandle};
-use super::world::{SharedWorld, SkewedClock, World};
+use super::world::{SharedWorld, SimWorld, SkewedClock};
 use crate::access::check_alignment;
-use crate::body::Body;
+use crate::body::OpBody;
 use crate::{
     BUFFER_BYTES, Buffer, BufferPool, Counters, Fabric, FabricError, GlobalAddr, MAX_MESSAGE_BYTES,
     Message, Rule, Section, ServerId, Uncertainty, Work,
@@ -52,7 +52,7 @@ impl EndpointState {
     }
 
     /// The current time of the endpoint's thread, which may be ahead of virtual time.
-    fn local_ns(&self, world: &World) -> u64 {
+    fn local_ns(&self, world: &SimWorld) -> u64 {
         let now_ns = world.events.now_ns();
         match world.config.quantum_ns {
             0 => now_ns,
@@ -139,7 +139,7 @@ impl SimFabric {
     }
 
     /// Posts an operation that has passed its checks.
-    fn post<T>(&self, server: ServerId, body: Body, finish: fn(Body) -> T) -> SimOp<T> {
+    fn post<T>(&self, server: ServerId, body: OpBody, finish: fn(OpBody) -> T) -> SimOp<T> {
         let endpoint = &self.endpoint;
         let opens_batch = !endpoint.batch_open.replace(true);
         if opens_batch {
@@ -170,8 +170,8 @@ impl SimFabric {
     }
 
     /// Waits for a point in virtual time.
-    fn until(&self, at_ns: u64) -> Until<'_> {
-        Until::new(&self.world, at_ns, Some(self.endpoint.compute_server))
+    fn until(&self, at_ns: u64) -> UntilVirtualTime<'_> {
+        UntilVirtualTime::new(&self.world, at_ns, Some(self.endpoint.compute_server))
     }
 
     /// Takes a turn in a critical section of this compute server.
@@ -221,7 +221,7 @@ impl SimFabric {
     async fn manage(
         &self,
         server: ServerId,
-        act: impl FnOnce(&mut World),
+        act: impl FnOnce(&mut SimWorld),
     ) -> Result<(), FabricError> {
         self.endpoint.close_batch();
         if self.world.borrow().memory[server.index()].known_restarted {
@@ -248,13 +248,13 @@ impl SimFabric {
     }
 
     /// Checks for errors that do not need the memory server.
-    fn admit(&self, server: ServerId, body: &Body) -> Result<ServerId, FabricError> {
+    fn admit(&self, server: ServerId, body: &OpBody) -> Result<ServerId, FabricError> {
         match *body {
-            Body::Read { at, into: ref buffer } | Body::Write { at, from: ref buffer } => {
+            OpBody::Read { at, into: ref buffer } | OpBody::Write { at, from: ref buffer } => {
                 check_alignment(at, buffer.bytes())?;
             }
-            Body::CompareSwap { at, .. } | Body::FetchAdd { at, .. } => check_alignment(at, 8)?,
-            Body::Call(ref request) if request.len() > MAX_MESSAGE_BYTES => {
+            OpBody::CompareSwap { at, .. } | OpBody::FetchAdd { at, .. } => check_alignment(at, 8)?,
+            OpBody::Call(ref request) if request.len() > MAX_MESSAGE_BYTES => {
                 return Err(FabricError::MessageTooLarge { bytes: request.len() });
             }
             _ => {}
@@ -277,7 +277,7 @@ pub(crate) struct Charge<'a>(Option<Remaining<'a>>);
 enum Remaining<'a> {
     /// Not polled yet.
     Begins(&'a SimFabric, Work),
-    Until(Until<'a>),
+    Until(UntilVirtualTime<'a>),
     Entering(Pin<Box<dyn Future<Output = ()> + 'a>>),
 }
 
@@ -353,27 +353,27 @@ impl Fabric for SimFabric {
 
     fn read(&self, at: GlobalAddr, into: Buffer) -> SimOp<Buffer> {
         self.endpoint.counters.count_read(into.bytes());
-        self.post(at.server(), Body::Read { at, into }, Body::into_buffer)
+        self.post(at.server(), OpBody::Read { at, into }, OpBody::into_buffer)
     }
 
     fn write(&self, at: GlobalAddr, from: Buffer) -> SimOp<Buffer> {
         self.endpoint.counters.count_write(from.bytes());
-        self.post(at.server(), Body::Write { at, from }, Body::into_buffer)
+        self.post(at.server(), OpBody::Write { at, from }, OpBody::into_buffer)
     }
 
     fn compare_swap(&self, at: GlobalAddr, expected: u64, new: u64) -> SimOp<u64> {
         self.endpoint.counters.count_atomic();
-        self.post(at.server(), Body::CompareSwap { at, expected, new }, Body::into_value)
+        self.post(at.server(), OpBody::CompareSwap { at, expected, new }, OpBody::into_value)
     }
 
     fn fetch_add(&self, at: GlobalAddr, delta: u64) -> SimOp<u64> {
         self.endpoint.counters.count_atomic();
-        self.post(at.server(), Body::FetchAdd { at, delta }, Body::into_value)
+        self.post(at.server(), OpBody::FetchAdd { at, delta }, OpBody::into_value)
     }
 
     fn call(&self, server: ServerId, request: Message) -> SimOp<Message> {
         self.endpoint.counters.count_rpc(request.len());
-        self.post(server, Body::Call(request), Body::into_reply)
+        self.post(server, OpBody::Call(request), OpBody::into_reply)
     }
 
     async fn reset(&self, server: ServerId) -> Result<(), FabricError> {

@@ -61,13 +61,13 @@ impl SimEvent {
 }
 
 #[derive(Debug)]
-struct Scheduled {
+struct ScheduledEvent {
     at_ns: u64,
     sequence: u64,
     event: SimEvent,
 }
 
-impl Scheduled {
+impl ScheduledEvent {
     /// Time and sequence number combined into one number, which compares without a branch.
     #[inline]
     fn key(&self) -> u128 {
@@ -75,21 +75,21 @@ impl Scheduled {
     }
 }
 
-impl PartialEq for Scheduled {
+impl PartialEq for ScheduledEvent {
     fn eq(&self, other: &Self) -> bool {
         self.sequence == other.sequence
     }
 }
 
-impl Eq for Scheduled {}
+impl Eq for ScheduledEvent {}
 
-impl PartialOrd for Scheduled {
+impl PartialOrd for ScheduledEvent {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Scheduled {
+impl Ord for ScheduledEvent {
     /// Reversed, because the heap pops the greatest element.
     fn cmp(&self, other: &Self) -> Ordering {
         other.key().cmp(&self.key())
@@ -101,7 +101,7 @@ impl Ord for Scheduled {
 pub(super) struct EventQueue {
     now_ns: u64,
     sequence: u64,
-    heap: BinaryHeap<Scheduled>,
+    heap: BinaryHeap<ScheduledEvent>,
     /// Wakers of [`SimEvent::Wake`]; an index is free again once its event has happened.
     wakers: Vec<Option<Waker>>,
     /// By the same index: the compute server that the task runs on, if any.
@@ -131,13 +131,13 @@ impl EventQueue {
     pub(super) fn schedule(&mut self, at_ns: u64, event: SimEvent) {
         debug_assert!(at_ns >= self.now_ns, "cannot schedule an event in the past");
         self.sequence += 1;
-        self.heap.push(Scheduled { at_ns, sequence: self.sequence, event });
+        self.heap.push(ScheduledEvent { at_ns, sequence: self.sequence, event });
     }
 
     /// The next event; advances the clock to it.
     #[inline]
     pub(super) fn next(&mut self) -> Option<SimEvent> {
-        let Scheduled { at_ns, sequence, event } = self.heap.pop()?;
+        let ScheduledEvent { at_ns, sequence, event } = self.heap.pop()?;
         self.now_ns = self.now_ns.max(at_ns);
         self.happened += 1;
         let mixed = self.trace_hash ^ at_ns ^ (sequence << 20) ^ (event.kind() << 58);
@@ -173,7 +173,7 @@ impl EventQueue {
 
 /// Waits for a point in virtual time.
 #[derive(Debug)]
-pub(super) struct Until<'a> {
+pub(super) struct UntilVirtualTime<'a> {
     world: &'a SharedWorld,
     at_ns: u64,
     /// The compute server that the task runs on, if any.
@@ -182,13 +182,13 @@ pub(super) struct Until<'a> {
     place: Option<usize>,
 }
 
-impl<'a> Until<'a> {
+impl<'a> UntilVirtualTime<'a> {
     pub(super) fn new(world: &'a SharedWorld, at_ns: u64, on: Option<u16>) -> Self {
         Self { world, at_ns, on, place: None }
     }
 }
 
-impl Future for Until<'_> {
+impl Future for UntilVirtualTime<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {

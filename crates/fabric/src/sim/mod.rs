@@ -38,7 +38,7 @@ use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use world::{ScheduledKill, SharedWorld, TaskGroup, World, WorldStep};
+use world::{ScheduledKill, SharedWorld, SimWorld, TaskGroup, WorldStep};
 
 /// A simulated cluster. Virtual time, servers and messages in flight carry over from one run to the
 /// next.
@@ -60,7 +60,7 @@ impl<S: Calls> SimCluster<S> {
     pub fn start(config: SimConfig, services: Vec<Arc<S>>) -> Self {
         let cores = 0..config.cores_per_memory_server;
         let regions = services.iter().map(|service| service.memory().cloned()).collect();
-        let world = Rc::new(RefCell::new(World::new(config, regions)));
+        let world = Rc::new(RefCell::new(SimWorld::new(config, regions)));
         let run_core = |(server, service): (usize, &Arc<S>)| {
             let task = |core| {
                 CoreTask::new(server::run_core(
@@ -177,10 +177,10 @@ impl<S: Calls> Drop for SimCluster<S> {
 
 /// Kills servers of a simulated cluster. Its orders take effect before any other task continues.
 #[derive(Clone, Debug, Default)]
-pub struct SimControl(Arc<Orders>);
+pub struct SimControl(Arc<SimOrders>);
 
 #[derive(Debug, Default)]
-struct Orders {
+struct SimOrders {
     /// Number of servers that have died.
     deaths: AtomicU64,
     any: AtomicBool,

@@ -6,7 +6,7 @@
 
 use super::config::Verb;
 use super::endpoint::EndpointState;
-use crate::body::Body;
+use crate::body::OpBody;
 use crate::{FabricError, Message, ServerId};
 use std::cell::RefCell;
 use std::future::Future;
@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 /// What the simulated network asks of an operation. The simulator fences without one.
-impl Body {
+impl OpBody {
     pub(super) fn is_write(&self) -> bool {
         matches!(self, Self::Write { .. })
     }
@@ -67,7 +67,7 @@ impl Body {
 
 #[derive(Debug)]
 pub(super) struct OpState {
-    pub(super) body: Body,
+    pub(super) body: OpBody,
     /// The piece that each word belongs to, and the number of pieces, if the verb is torn.
     pub(super) pieces: Option<(Box<[u8]>, u8)>,
     /// The outcome in the reply, once there is one.
@@ -95,7 +95,7 @@ impl SimOpHandle {
         endpoint: &Rc<EndpointState>,
         server: ServerId,
         deadline_ns: u64,
-        body: Body,
+        body: OpBody,
     ) -> Rc<Self> {
         let verb = body.verb();
         let state = OpState { body, pieces: None, reply: Ok(()), result: None, waker: None };
@@ -111,8 +111,8 @@ impl SimOpHandle {
 
     /// Takes the request for a core.
     pub(super) fn take_request(&self) -> Message {
-        match std::mem::replace(&mut self.state.borrow_mut().body, Body::Taken) {
-            Body::Call(request) => request,
+        match std::mem::replace(&mut self.state.borrow_mut().body, OpBody::Taken) {
+            OpBody::Call(request) => request,
             other => unreachable!("only calls reach a core, not {other:?}"),
         }
     }
@@ -129,7 +129,7 @@ enum SimOpStage<T> {
     Refused(Option<FabricError>),
     InFlight {
         op: Rc<SimOpHandle>,
-        finish: fn(Body) -> T,
+        finish: fn(OpBody) -> T,
     },
 }
 
@@ -141,7 +141,7 @@ impl<T> SimOp<T> {
     }
 
     /// `finish` extracts the value from the ended operation.
-    pub(super) fn in_flight(op: Rc<SimOpHandle>, finish: fn(Body) -> T) -> Self {
+    pub(super) fn in_flight(op: Rc<SimOpHandle>, finish: fn(OpBody) -> T) -> Self {
         Self(SimOpStage::InFlight { op, finish })
     }
 }
@@ -159,7 +159,7 @@ impl<T> Future for SimOp<T> {
                 let mut state = op.state.borrow_mut();
                 match state.result.clone() {
                     Some(Ok(())) => {
-                        let body = std::mem::replace(&mut state.body, Body::Taken);
+                        let body = std::mem::replace(&mut state.body, OpBody::Taken);
                         Poll::Ready(Ok(finish(body)))
                     }
                     Some(Err(error)) => Poll::Ready(Err(error)),

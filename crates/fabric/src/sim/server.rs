@@ -6,7 +6,7 @@
 //! endpoint waits for more than `depth` operations. Further requests are those past their
 //! deadlines, at most `depth` per endpoint and timeout.
 
-use super::events::Until;
+use super::events::UntilVirtualTime;
 use super::network::Nic;
 use super::op::SimOpHandle;
 use super::world::SharedWorld;
@@ -150,7 +150,7 @@ impl Cpu for SimCpu {
             world.memory[self.server].core_busy_ns += ns;
             world.events.now_ns() + ns
         };
-        Until::new(&self.world, until_ns, None).await;
+        UntilVirtualTime::new(&self.world, until_ns, None).await;
     }
 
     async fn pause(&self, _attempt: u32) {

@@ -1,7 +1,7 @@
 //! Statistics of a simulated cluster.
 
 use super::network::Nic;
-use super::world::World;
+use super::world::SimWorld;
 
 /// The work of a simulated cluster since its start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct NicStatistics {
 }
 
 impl SimStatistics {
-    pub(super) fn of(world: &World) -> Self {
+    pub(super) fn of(world: &SimWorld) -> Self {
         let memory_servers = world.memory.iter().map(|server| MemoryServerStatistics {
             core_busy_ns: server.core_busy_ns,
             requests: server.requests,

@@ -6,9 +6,8 @@
 //! ```
 //!
 //! Each step occupies the ports and takes the time that the network model defines. At each step, a
-//! message can be lost or a server found dead. `Deadline` and `ConnectionLost` end an operation
-//! without a completion; its remaining events still happen, and may take effect later (contract
-//! F7).
+//! message can be lost or a server found dead. `Deadline` and `Lost` end an operation without a
+//! completion; its remaining events still happen, and may take effect later (contract F7).
 
 use super::config::{LastWords, MAX_PORTS, Outage, SimConfig, Slow};
 use super::endpoint::EndpointState;
@@ -19,7 +18,7 @@ use super::sections::Sections;
 use super::server::{LateAnswers, SimMemoryServer};
 use super::tearing;
 use crate::access::check_lent;
-use crate::body::Body;
+use crate::body::OpBody;
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU64, ObjectArc, Ordering};
 use crate::{FabricError, MAX_MESSAGE_BYTES, Message, ServerId, Uncertainty, Work};
@@ -30,7 +29,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// The world, shared by everything on its one thread.
-pub(super) type SharedWorld = Rc<RefCell<World>>;
+pub(super) type SharedWorld = Rc<RefCell<SimWorld>>;
 
 /// How far ahead an endpoint may reserve its port: the time of a few posts. An event for each of
 /// them would only slow the simulator down.
@@ -107,7 +106,7 @@ pub(super) struct ScheduledKill {
 }
 
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct SimWorld {
     pub(super) config: SimConfig,
     pub(super) events: EventQueue,
     rng: SmallRng,
@@ -162,7 +161,7 @@ pub(super) enum WorldStep {
     Overdue,
 }
 
-impl World {
+impl SimWorld {
     pub(super) fn new(config: SimConfig, regions: Vec<Option<Arc<Region>>>) -> Self {
         config.faults.check();
         assert!(config.cores_per_memory_server > 0, "cores_per_memory_server must be at least 1");
@@ -460,7 +459,8 @@ impl World {
         let mut first_ns = (there_ns + network.remote_access_ns).max(write_done_ns);
         let turns = (network.atomic_unit_ns, network.atomic_word_ns);
         if turns != (0, 0)
-            && let Body::CompareSwap { at, .. } | Body::FetchAdd { at, .. } = op.state.borrow().body
+            && let OpBody::CompareSwap { at, .. } | OpBody::FetchAdd { at, .. } =
+                op.state.borrow().body
         {
             first_ns = self.memory[server].nic.atomics.take(first_ns, at.offset(), turns);
         }
@@ -564,9 +564,9 @@ impl World {
             let mut state = op.state.borrow_mut();
             if bytes > MAX_MESSAGE_BYTES {
                 state.reply = Err(FabricError::MessageTooLarge { bytes });
-                state.body = Body::Call(Message::new());
+                state.body = OpBody::Call(Message::new());
             } else {
-                state.body = Body::Call(reply);
+                state.body = OpBody::Call(reply);
             }
         }
         self.send_reply(op, if bytes > MAX_MESSAGE_BYTES { 0 } else { bytes });
@@ -633,7 +633,7 @@ impl World {
         let endpoint = &op.endpoint;
         endpoint.in_flight.set(endpoint.in_flight.get() - 1);
         match (&result, &state.body) {
-            (Ok(()), Body::Call(reply)) => endpoint.counters.count_rpc_reply(reply.len()),
+            (Ok(()), OpBody::Call(reply)) => endpoint.counters.count_rpc_reply(reply.len()),
             (Err(FabricError::Indeterminate { .. }), _) => endpoint.counters.count_indeterminate(),
             _ => {}
         }
@@ -716,29 +716,29 @@ impl World {
 /// Executes piece number `piece` of a verb, or the whole verb if `piece_of` is `None`.
 fn perform(
     region: Option<&Region>,
-    body: &mut Body,
+    body: &mut OpBody,
     piece_of: Option<&[u8]>,
     piece: u8,
 ) -> Result<(), FabricError> {
     match *body {
-        Body::Read { at, ref into } => {
+        OpBody::Read { at, ref into } => {
             let memory = check_lent(region, at, into.bytes())?;
             copy_piece(memory, into.words(), piece_of, piece);
         }
-        Body::Write { at, ref from } => {
+        OpBody::Write { at, ref from } => {
             let memory = check_lent(region, at, from.bytes())?;
             copy_piece(from.words(), memory, piece_of, piece);
         }
-        Body::CompareSwap { at, expected, new } => {
+        OpBody::CompareSwap { at, expected, new } => {
             let word = &check_lent(region, at, 8)?[0];
             let swapped = word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
-            *body = Body::Found(swapped.unwrap_or_else(|found| found));
+            *body = OpBody::Found(swapped.unwrap_or_else(|found| found));
         }
-        Body::FetchAdd { at, delta } => {
+        OpBody::FetchAdd { at, delta } => {
             let word = &check_lent(region, at, 8)?[0];
-            *body = Body::Found(word.fetch_add(delta, Ordering::AcqRel));
+            *body = OpBody::Found(word.fetch_add(delta, Ordering::AcqRel));
         }
-        Body::Found(_) | Body::Call(_) | Body::Fence { .. } | Body::Taken => {}
+        OpBody::Found(_) | OpBody::Call(_) | OpBody::Fence { .. } | OpBody::Taken => {}
     }
     Ok(())
 }

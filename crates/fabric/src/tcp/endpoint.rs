@@ -5,12 +5,12 @@
 use super::cluster::{TcpClusterShared, TcpConfig};
 use super::link::FrameQueue;
 use super::op::TcpProgress;
-use crate::body::Body;
+use crate::body::OpBody;
 use crate::clock::ClusterClock;
-use crate::endpoint::dial::{DialledLink, Dials, reset_link};
+use crate::endpoint::dial::{DialingTransport, DialledLink, reset_link};
 use crate::endpoint::{
-    ClientReactor, Endpoint, EndpointDriver, EndpointInner, EndpointOp, Looks, NoHeldRead, OpSlot,
-    Peers, Settings, Transport,
+    ClientReactor, Endpoint, EndpointDriver, EndpointInner, EndpointOp, EndpointSettings,
+    NoHeldRead, OpSlot, Peers, PollingPolicy, Transport,
 };
 use crate::handshake::{PeerIdentity, PeerRole};
 use crate::sync::Arc;
@@ -46,14 +46,14 @@ impl Transport for Tcp {
     type Link = DialledLink<FrameQueue>;
     type HeldRead = NoHeldRead;
 
-    fn settings(shared: &TcpClusterShared) -> Settings {
+    fn settings(shared: &TcpClusterShared) -> EndpointSettings {
         let TcpConfig { role, depth, timeout_ns, seed, .. } = shared.config;
-        Settings { role, memory_servers: shared.peers.count(), depth, timeout_ns, seed }
+        EndpointSettings { role, memory_servers: shared.peers.count(), depth, timeout_ns, seed }
     }
 
-    fn looks(shared: &TcpClusterShared) -> Looks {
+    fn looks(shared: &TcpClusterShared) -> PollingPolicy {
         let before_waiting = shared.config.looks_before_waiting;
-        Looks { before_waiting, in_memory: false, unheard: 1, short_wait_ns: 0 }
+        PollingPolicy { before_waiting, in_memory: false, unheard: 1, short_wait_ns: 0 }
     }
 
     fn clock(shared: &TcpClusterShared) -> &ClusterClock {
@@ -76,10 +76,10 @@ impl Transport for Tcp {
         Ok((Self { shared: Arc::clone(shared) }, links))
     }
 
-    fn begin(&self, body: &Body) -> Result<TcpProgress, FabricError> {
+    fn begin(&self, body: &OpBody) -> Result<TcpProgress, FabricError> {
         // Frames have 32-bit lengths.
         match body {
-            Body::Read { into: buffer, .. } | Body::Write { from: buffer, .. }
+            OpBody::Read { into: buffer, .. } | OpBody::Write { from: buffer, .. }
                 if u32::try_from(buffer.bytes()).is_err() =>
             {
                 Err(FabricError::MessageTooLarge { bytes: buffer.bytes() })
@@ -143,7 +143,8 @@ impl Transport for Tcp {
 /// pending. READs are not waited for, because no future will take their results.
 fn wait_for_answers(endpoint: &EndpointInner<Tcp>, wait_ns: u64) -> Option<Vec<ServerId>> {
     let core = endpoint.core.borrow();
-    let due = core.slots.iter_pending().filter(|(_, slot)| !matches!(slot.body, Body::Read { .. }));
+    let due =
+        core.slots.iter_pending().filter(|(_, slot)| !matches!(slot.body, OpBody::Read { .. }));
     let mut servers: Vec<_> = due.map(|(_, slot)| slot.server).collect();
     servers.sort_unstable();
     servers.dedup();
@@ -166,7 +167,7 @@ fn wait_for_answers(endpoint: &EndpointInner<Tcp>, wait_ns: u64) -> Option<Vec<S
     Some(ready.map(|(server, _)| *server).collect())
 }
 
-impl Dials for Tcp {
+impl DialingTransport for Tcp {
     fn peers(&self) -> &Peers {
         &self.shared.peers
     }

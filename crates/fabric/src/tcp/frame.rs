@@ -60,7 +60,7 @@ const _: () = assert!(PIECE_BYTES.is_multiple_of(8));
 
 /// The result of decoding received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decoded<T> {
+pub enum DecodedFrame<T> {
     /// The frame is incomplete.
     Incomplete,
     /// A complete frame.
@@ -245,21 +245,21 @@ fn header(input: &[u8]) -> Option<(usize, u8, u8, u64)> {
 
 /// Decodes the request at the start of `input`.
 #[inline]
-pub fn decode_request(input: &[u8]) -> Decoded<FrameRequest<'_>> {
-    let Some((length, opcode, status, id)) = header(input) else { return Decoded::Incomplete };
-    let Some(kind) = FrameKind::from_byte(opcode) else { return Decoded::Malformed };
+pub fn decode_request(input: &[u8]) -> DecodedFrame<FrameRequest<'_>> {
+    let Some((length, opcode, status, id)) = header(input) else { return DecodedFrame::Incomplete };
+    let Some(kind) = FrameKind::from_byte(opcode) else { return DecodedFrame::Malformed };
     if status != OK || !kind.request_bytes().contains(&length) {
-        return Decoded::Malformed;
+        return DecodedFrame::Malformed;
     }
     let bytes = HEADER_BYTES + length;
-    let Some(body) = input.get(HEADER_BYTES..bytes) else { return Decoded::Incomplete };
+    let Some(body) = input.get(HEADER_BYTES..bytes) else { return DecodedFrame::Incomplete };
     let at = |at| GlobalAddr::from_bits(word(body, at));
     let body = match kind {
         FrameKind::Read => {
             let (whole, first, length) = (half(body, 8), half(body, 12), half(body, 16));
             let piece = FramePiece { at: at(0), whole, first, length };
             if !piece.is_sound() || half(body, 20) != 0 {
-                return Decoded::Malformed;
+                return DecodedFrame::Malformed;
             }
             FrameRequest::Read(piece)
         }
@@ -268,7 +268,7 @@ pub fn decode_request(input: &[u8]) -> Decoded<FrameRequest<'_>> {
             let (whole, first) = (half(arguments, 8), half(arguments, 12));
             let piece = FramePiece { at: at(0), whole, first, length: words.len() as u32 };
             if !piece.is_sound() {
-                return Decoded::Malformed;
+                return DecodedFrame::Malformed;
             }
             FrameRequest::Write(piece, words)
         }
@@ -279,28 +279,28 @@ pub fn decode_request(input: &[u8]) -> Decoded<FrameRequest<'_>> {
         FrameKind::Call => FrameRequest::Call(body),
         FrameKind::Fence => match u16::try_from(word(body, 0)) {
             Ok(compute_server) => FrameRequest::Fence { compute_server },
-            Err(_) => return Decoded::Malformed,
+            Err(_) => return DecodedFrame::Malformed,
         },
     };
-    Decoded::Frame { id, body, bytes }
+    DecodedFrame::Frame { id, body, bytes }
 }
 
 /// Decodes the completion at the start of `input`.
 #[inline]
-pub fn decode_completion(input: &[u8]) -> Decoded<Completion<'_>> {
-    let Some((length, opcode, status, id)) = header(input) else { return Decoded::Incomplete };
+pub fn decode_completion(input: &[u8]) -> DecodedFrame<Completion<'_>> {
+    let Some((length, opcode, status, id)) = header(input) else { return DecodedFrame::Incomplete };
     let kind = match opcode & COMPLETION {
         0 => None,
         _ => FrameKind::from_byte(opcode & !COMPLETION),
     };
-    let Some(kind) = kind else { return Decoded::Malformed };
+    let Some(kind) = kind else { return DecodedFrame::Malformed };
     if status > UNANSWERED || !kind.completion_bytes(status).contains(&length) {
-        return Decoded::Malformed;
+        return DecodedFrame::Malformed;
     }
     let bytes = HEADER_BYTES + length;
-    let Some(body) = input.get(HEADER_BYTES..bytes) else { return Decoded::Incomplete };
+    let Some(body) = input.get(HEADER_BYTES..bytes) else { return DecodedFrame::Incomplete };
     let body = match (status, kind) {
-        (OK, FrameKind::Read) if !length.is_multiple_of(8) => return Decoded::Malformed,
+        (OK, FrameKind::Read) if !length.is_multiple_of(8) => return DecodedFrame::Malformed,
         (OK, FrameKind::Read) => Completion::Read(body),
         (OK, FrameKind::Write) => Completion::Written,
         (OK, FrameKind::CompareSwap) => Completion::Swapped(word(body, 0)),
@@ -318,7 +318,7 @@ pub fn decode_completion(input: &[u8]) -> Decoded<Completion<'_>> {
         }
         (_, kind) => Completion::NotDone(kind, VerbRefusal::Unanswered),
     };
-    Decoded::Frame { id, body, bytes }
+    DecodedFrame::Frame { id, body, bytes }
 }
 
 fn put_header(out: &mut [u8], opcode: u8, status: u8, id: u64) {
@@ -496,22 +496,22 @@ mod tests {
             let mut bytes = vec![0; request.frame_bytes()];
             request.encode(77, &mut bytes);
             for cut in 0..bytes.len() {
-                assert_eq!(decode_request(&bytes[..cut]), Decoded::Incomplete, "{request:?}");
+                assert_eq!(decode_request(&bytes[..cut]), DecodedFrame::Incomplete, "{request:?}");
             }
-            let whole = Decoded::Frame { id: 77, body: request, bytes: bytes.len() };
+            let whole = DecodedFrame::Frame { id: 77, body: request, bytes: bytes.len() };
             bytes.push(1);
             assert_eq!(decode_request(&bytes), whole);
-            assert_eq!(decode_completion(&bytes), Decoded::Malformed);
+            assert_eq!(decode_completion(&bytes), DecodedFrame::Malformed);
         }
         for completion in completions() {
             let mut bytes = vec![0; completion.frame_bytes()];
             completion.encode(78, &mut bytes);
             for cut in 0..bytes.len() {
-                assert_eq!(decode_completion(&bytes[..cut]), Decoded::Incomplete);
+                assert_eq!(decode_completion(&bytes[..cut]), DecodedFrame::Incomplete);
             }
-            let whole = Decoded::Frame { id: 78, body: completion, bytes: bytes.len() };
+            let whole = DecodedFrame::Frame { id: 78, body: completion, bytes: bytes.len() };
             assert_eq!(decode_completion(&bytes), whole);
-            assert_eq!(decode_request(&bytes), Decoded::Malformed);
+            assert_eq!(decode_request(&bytes), DecodedFrame::Malformed);
         }
     }
 
@@ -521,8 +521,8 @@ mod tests {
             let mut bytes = [0; HEADER_BYTES];
             bytes[..4].copy_from_slice(&(MAX_MESSAGE_BYTES as u32 + 1).to_le_bytes());
             bytes[4] = opcode;
-            assert_eq!(decode_request(&bytes), Decoded::Malformed, "opcode {opcode}");
-            assert_eq!(decode_completion(&bytes), Decoded::Malformed, "opcode {opcode}");
+            assert_eq!(decode_request(&bytes), DecodedFrame::Malformed, "opcode {opcode}");
+            assert_eq!(decode_completion(&bytes), DecodedFrame::Malformed, "opcode {opcode}");
         }
     }
 
@@ -540,7 +540,7 @@ mod tests {
             let request = FrameRequest::Read(piece);
             let mut bytes = vec![0; request.frame_bytes()];
             request.encode(1, &mut bytes);
-            assert_eq!(decode_request(&bytes), Decoded::Malformed, "{piece:?}");
+            assert_eq!(decode_request(&bytes), DecodedFrame::Malformed, "{piece:?}");
         }
     }
 }

@@ -12,13 +12,13 @@
 //! *Thread safety*: an endpoint's thread.
 
 use super::endpoint::Tcp;
-use super::frame::{Completion, Decoded, decode_completion};
-use super::op::{Completed, EncodedFrames, TcpProgress, complete, encode};
-use super::queue::{ByteQueue, Flow};
-use super::window::{SMALL_BYTES, Window};
-use crate::body::Body;
+use super::frame::{Completion, DecodedFrame, decode_completion};
+use super::op::{CompletionEffect, EncodedFrames, TcpProgress, complete, encode};
+use super::queue::{ByteQueue, SocketFlow};
+use super::window::{PayloadWindow, SMALL_BYTES};
+use crate::body::OpBody;
 use crate::endpoint::LinkContext;
-use crate::endpoint::dial::{BringUpState, Carrier, ConnectionLost};
+use crate::endpoint::dial::{BringUpState, ConnectionLost, LinkCarrier};
 use rustix::event::epoll::EventFlags;
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -45,7 +45,7 @@ pub struct FrameQueue {
     /// READs that wait for the window, in posting order; everything in `to_send` was posted later.
     aside: VecDeque<u64>,
     /// The payload in flight, and its limit for each direction.
-    window: Window,
+    window: PayloadWindow,
     window_bytes: usize,
     /// Estimated size of the queued frames, in bytes.
     unsent_bytes: usize,
@@ -53,12 +53,12 @@ pub struct FrameQueue {
     is_blocked: bool,
 }
 
-impl Carrier<Tcp> for FrameQueue {
+impl LinkCarrier<Tcp> for FrameQueue {
     #[inline]
     fn enqueue(&mut self, id: u64, slots: &mut TcpOpSlots) -> bool {
         let payload_bytes = match slots.pending(id).map(|slot| &slot.body) {
-            Some(Body::Write { from, .. }) => from.bytes(),
-            Some(Body::Call(request)) => request.len(),
+            Some(OpBody::Write { from, .. }) => from.bytes(),
+            Some(OpBody::Call(request)) => request.len(),
             _ => 0,
         };
         self.to_send.push_back(id);
@@ -98,12 +98,12 @@ impl Carrier<Tcp> for FrameQueue {
             let Some((incoming, _)) = self.queues.as_deref_mut() else { return Ok(()) };
             let flow = incoming.receive(socket);
             take_completions(incoming, &mut self.window, slots, context)?;
-            if flow == Flow::Closed {
+            if flow == SocketFlow::Closed {
                 return Err(ConnectionLost);
             }
             // Keep the server supplied while this side keeps receiving.
             self.send(socket, slots, context)?;
-            if flow != Flow::More {
+            if flow != SocketFlow::More {
                 break;
             }
         }
@@ -120,7 +120,7 @@ impl Carrier<Tcp> for FrameQueue {
         slots: &mut TcpOpSlots,
         context: &LinkContext<'_, Tcp>,
     ) -> Result<(), ConnectionLost> {
-        if self.is_blocked || !Carrier::<Tcp>::has_work(self) {
+        if self.is_blocked || !LinkCarrier::<Tcp>::has_work(self) {
             return Ok(());
         }
         self.push(socket, slots, context)
@@ -141,7 +141,7 @@ impl FrameQueue {
             queues: None,
             to_send: VecDeque::new(),
             aside: VecDeque::new(),
-            window: Window::default(),
+            window: PayloadWindow::default(),
             window_bytes,
             unsent_bytes: 0,
             is_blocked: false,
@@ -171,14 +171,14 @@ impl FrameQueue {
             let encoded = self.encode(slots);
             let Some((_, outgoing)) = self.queues.as_deref_mut() else { return Ok(()) };
             match outgoing.send(socket) {
-                Flow::Drained if encoded == EncodedFrames::NoSpace => {}
+                SocketFlow::Drained if encoded == EncodedFrames::NoSpace => {}
                 flow => break flow,
             }
         };
-        if flow == Flow::Closed {
+        if flow == SocketFlow::Closed {
             return Err(ConnectionLost);
         }
-        let is_blocked = flow == Flow::Blocked;
+        let is_blocked = flow == SocketFlow::Blocked;
         if is_blocked == self.is_blocked {
             return Ok(());
         }
@@ -206,7 +206,7 @@ impl FrameQueue {
         }
         while let Some(&id) = self.to_send.front() {
             if let Some(slot) = slots.pending(id) {
-                let is_read = matches!(slot.body, Body::Read { .. });
+                let is_read = matches!(slot.body, OpBody::Read { .. });
                 let encoded = match !self.aside.is_empty() && counts(&slot.body) {
                     true => EncodedFrames::NoRoom,
                     false => encode(slot, id, outgoing, window, window_bytes),
@@ -227,22 +227,22 @@ impl FrameQueue {
 }
 
 /// Whether the window limits the operation.
-fn counts(body: &Body) -> bool {
-    matches!(body, Body::Read { into, .. } if into.bytes() > SMALL_BYTES)
+fn counts(body: &OpBody) -> bool {
+    matches!(body, OpBody::Read { into, .. } if into.bytes() > SMALL_BYTES)
 }
 
 /// Takes all complete completions. Returns [`ConnectionLost`] if the server violates the protocol.
 fn take_completions(
     incoming: &mut ByteQueue,
-    window: &mut Window,
+    window: &mut PayloadWindow,
     slots: &mut TcpOpSlots,
     context: &LinkContext<'_, Tcp>,
 ) -> Result<(), ConnectionLost> {
     loop {
         let (id, completion, bytes) = match decode_completion(incoming.filled()) {
-            Decoded::Frame { id, body, bytes } => (id, body, bytes),
-            Decoded::Incomplete => return Ok(()),
-            Decoded::Malformed => return Err(ConnectionLost),
+            DecodedFrame::Frame { id, body, bytes } => (id, body, bytes),
+            DecodedFrame::Incomplete => return Ok(()),
+            DecodedFrame::Malformed => return Err(ConnectionLost),
         };
         if !window.complete(&completion) {
             return Err(ConnectionLost);
@@ -250,14 +250,14 @@ fn take_completions(
         // An operation that has ended no longer has a slot.
         if let Some(slot) = slots.pending(id) {
             match complete(slot, completion) {
-                Completed::InPart => {}
-                Completed::Ended(outcome) => {
+                CompletionEffect::InPart => {}
+                CompletionEffect::Ended(outcome) => {
                     if let Completion::Reply(reply) = completion {
                         context.resources.counters.count_rpc_reply(reply.len());
                     }
                     slots.end(id, outcome, context.resources);
                 }
-                Completed::Mismatch => return Err(ConnectionLost),
+                CompletionEffect::Mismatch => return Err(ConnectionLost),
             }
         }
         incoming.consume(bytes);

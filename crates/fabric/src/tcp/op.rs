@@ -7,15 +7,15 @@ use super::frame::{
     write_frame_bytes,
 };
 use super::queue::ByteQueue;
-use super::window::Window;
-use crate::body::Body;
+use super::window::PayloadWindow;
+use crate::body::OpBody;
 use crate::endpoint::OpSlot;
 use crate::region::{load_bytes, store_bytes};
 use crate::{Buffer, FabricError, GlobalAddr, ServerId, Uncertainty};
 
 /// The effect of a completion on its operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Completed {
+pub(super) enum CompletionEffect {
     /// More pieces are outstanding.
     InPart,
     Ended(Result<(), FabricError>),
@@ -59,7 +59,7 @@ pub(super) fn encode(
     slot: &mut OpSlot<TcpProgress>,
     id: u64,
     outgoing: &mut ByteQueue,
-    window: &mut Window,
+    window: &mut PayloadWindow,
     window_bytes: usize,
 ) -> EncodedFrames {
     let progress = &mut slot.progress;
@@ -70,7 +70,7 @@ pub(super) fn encode(
             FramePiece { at, whole: buffer.bytes() as u32, first: sent as u32, length }
         };
         let (request, piece, whole) = match &slot.body {
-            Body::Write { at, from } => {
+            OpBody::Write { at, from } => {
                 let piece = piece(*at, from);
                 let (length, bytes) = (piece.length as usize, from.bytes());
                 if !window.writes.has_room(length, window_bytes) {
@@ -91,7 +91,7 @@ pub(super) fn encode(
                 }
                 continue;
             }
-            Body::Read { at, into } => {
+            OpBody::Read { at, into } => {
                 let piece = piece(*at, into);
                 let length = piece.length as usize;
                 if !window.reads.has_room(length, window_bytes) {
@@ -99,17 +99,17 @@ pub(super) fn encode(
                 }
                 (FrameRequest::Read(piece), length, into.bytes())
             }
-            Body::CompareSwap { at, expected, new } => {
+            OpBody::CompareSwap { at, expected, new } => {
                 (FrameRequest::CompareSwap { at: *at, expected: *expected, new: *new }, 0, 0)
             }
-            Body::FetchAdd { at, delta } => {
+            OpBody::FetchAdd { at, delta } => {
                 (FrameRequest::FetchAdd { at: *at, delta: *delta }, 0, 0)
             }
-            Body::Call(request) => (FrameRequest::Call(request), 0, 0),
-            Body::Fence { compute_server } => {
+            OpBody::Call(request) => (FrameRequest::Call(request), 0, 0),
+            OpBody::Fence { compute_server } => {
                 (FrameRequest::Fence { compute_server: *compute_server }, 0, 0)
             }
-            Body::Found(_) | Body::Taken => return EncodedFrames::Whole,
+            OpBody::Found(_) | OpBody::Taken => return EncodedFrames::Whole,
         };
         if outgoing.space() < request.frame_bytes() {
             return EncodedFrames::NoSpace;
@@ -127,51 +127,54 @@ pub(super) fn encode(
 }
 
 /// Applies a completion to its operation.
-pub(super) fn complete(slot: &mut OpSlot<TcpProgress>, completion: Completion<'_>) -> Completed {
+pub(super) fn complete(
+    slot: &mut OpSlot<TcpProgress>,
+    completion: Completion<'_>,
+) -> CompletionEffect {
     let (server, progress) = (slot.server, &mut slot.progress);
     match (&mut slot.body, completion) {
-        (Body::Read { into, .. }, Completion::Read(bytes)) => {
+        (OpBody::Read { into, .. }, Completion::Read(bytes)) => {
             let due = (into.bytes() - progress.arrived).min(PIECE_BYTES);
             if bytes.len() != due || progress.arrived >= progress.sent.max(1) {
-                return Completed::Mismatch;
+                return CompletionEffect::Mismatch;
             }
             let first = progress.arrived / 8;
             store_bytes(bytes, &into.words()[first..first + due / 8]);
             progress.arrived += due;
             if progress.arrived < into.bytes() {
-                return Completed::InPart;
+                return CompletionEffect::InPart;
             }
         }
-        (Body::Write { from, .. }, Completion::Written) => {
+        (OpBody::Write { from, .. }, Completion::Written) => {
             progress.arrived += (from.bytes() - progress.arrived).min(PIECE_BYTES);
             if progress.arrived > progress.sent {
-                return Completed::Mismatch;
+                return CompletionEffect::Mismatch;
             }
             if progress.arrived < from.bytes() {
-                return Completed::InPart;
+                return CompletionEffect::InPart;
             }
         }
-        (Body::CompareSwap { .. }, Completion::Swapped(found))
-        | (Body::FetchAdd { .. }, Completion::Added(found)) => slot.body = Body::Found(found),
-        (Body::Call(message), Completion::Reply(reply)) => {
+        (OpBody::CompareSwap { .. }, Completion::Swapped(found))
+        | (OpBody::FetchAdd { .. }, Completion::Added(found)) => slot.body = OpBody::Found(found),
+        (OpBody::Call(message), Completion::Reply(reply)) => {
             message.clear();
             message.extend_from_slice(reply);
         }
-        (Body::Fence { .. }, Completion::Fenced) => {}
-        (Body::Read { at, into: buffer }, Completion::NotDone(FrameKind::Read, why))
-        | (Body::Write { at, from: buffer }, Completion::NotDone(FrameKind::Write, why)) => {
-            return Completed::Ended(Err(not_done(why, *at, buffer.bytes(), server)));
+        (OpBody::Fence { .. }, Completion::Fenced) => {}
+        (OpBody::Read { at, into: buffer }, Completion::NotDone(FrameKind::Read, why))
+        | (OpBody::Write { at, from: buffer }, Completion::NotDone(FrameKind::Write, why)) => {
+            return CompletionEffect::Ended(Err(not_done(why, *at, buffer.bytes(), server)));
         }
-        (Body::CompareSwap { at, .. }, Completion::NotDone(FrameKind::CompareSwap, why))
-        | (Body::FetchAdd { at, .. }, Completion::NotDone(FrameKind::FetchAdd, why)) => {
-            return Completed::Ended(Err(not_done(why, *at, 8, server)));
+        (OpBody::CompareSwap { at, .. }, Completion::NotDone(FrameKind::CompareSwap, why))
+        | (OpBody::FetchAdd { at, .. }, Completion::NotDone(FrameKind::FetchAdd, why)) => {
+            return CompletionEffect::Ended(Err(not_done(why, *at, 8, server)));
         }
-        (Body::Call(_), Completion::NotDone(FrameKind::Call, why)) => {
-            return Completed::Ended(Err(not_done(why, GlobalAddr::NULL, 0, server)));
+        (OpBody::Call(_), Completion::NotDone(FrameKind::Call, why)) => {
+            return CompletionEffect::Ended(Err(not_done(why, GlobalAddr::NULL, 0, server)));
         }
-        _ => return Completed::Mismatch,
+        _ => return CompletionEffect::Mismatch,
     }
-    Completed::Ended(Ok(()))
+    CompletionEffect::Ended(Ok(()))
 }
 
 fn not_done(why: VerbRefusal, at: GlobalAddr, bytes: usize, server: ServerId) -> FabricError {

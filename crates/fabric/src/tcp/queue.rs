@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 
 /// The result of reading or writing a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Flow {
+pub(super) enum SocketFlow {
     /// Nothing is left to do: everything has been sent, or everything received so far has been
     /// read.
     Drained,
@@ -80,41 +80,43 @@ impl ByteQueue {
     }
 
     /// Reads once, as much as there is space for.
-    pub(super) fn receive(&mut self, socket: &mut impl Read) -> Flow {
+    pub(super) fn receive(&mut self, socket: &mut impl Read) -> SocketFlow {
         if self.end == self.bytes.len() {
             self.compact();
         }
         let room = &mut self.bytes[self.end..];
         if room.is_empty() {
-            return Flow::More;
+            return SocketFlow::More;
         }
         loop {
             return match socket.read(room) {
-                Ok(0) => Flow::Closed,
+                Ok(0) => SocketFlow::Closed,
                 Ok(bytes) => {
                     let full = bytes == room.len();
                     self.end += bytes;
-                    if full { Flow::More } else { Flow::Drained }
+                    if full { SocketFlow::More } else { SocketFlow::Drained }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Flow::Drained,
-                Err(_) => Flow::Closed,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => SocketFlow::Drained,
+                Err(_) => SocketFlow::Closed,
             };
         }
     }
 
     /// Writes until the queue is empty or the socket accepts no more.
-    pub(super) fn send(&mut self, socket: &mut impl Write) -> Flow {
+    pub(super) fn send(&mut self, socket: &mut impl Write) -> SocketFlow {
         while !self.is_empty() {
             match socket.write(&self.bytes[self.start..self.end]) {
-                Ok(0) => return Flow::Closed,
+                Ok(0) => return SocketFlow::Closed,
                 Ok(bytes) => self.consume(bytes),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Flow::Blocked,
-                Err(_) => return Flow::Closed,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return SocketFlow::Blocked;
+                }
+                Err(_) => return SocketFlow::Closed,
             }
         }
-        Flow::Drained
+        SocketFlow::Drained
     }
 }
 
@@ -149,12 +151,12 @@ mod tests {
     fn a_full_queue_reads_no_more() {
         let mut queue = ByteQueue::new(8);
         let mut source: &[u8] = &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
-        assert_eq!(queue.receive(&mut source), Flow::More);
-        assert_eq!(queue.receive(&mut source), Flow::More);
+        assert_eq!(queue.receive(&mut source), SocketFlow::More);
+        assert_eq!(queue.receive(&mut source), SocketFlow::More);
         assert_eq!(queue.filled(), [1, 2, 3, 4, 5, 6, 7, 8]);
         queue.consume(4);
-        assert_eq!(queue.receive(&mut source), Flow::Drained);
+        assert_eq!(queue.receive(&mut source), SocketFlow::Drained);
         assert_eq!(queue.filled(), [5, 6, 7, 8, 9, 10]);
-        assert_eq!(queue.receive(&mut source), Flow::Closed);
+        assert_eq!(queue.receive(&mut source), SocketFlow::Closed);
     }
 }

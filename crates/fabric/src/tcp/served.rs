@@ -8,11 +8,11 @@
 //! *Thread safety*: belongs to one I/O thread.
 
 use super::frame::{
-    Completion, Decoded, FrameKind, FramePiece, FrameRequest, HEADER_BYTES, MAX_FRAME_BYTES,
+    Completion, DecodedFrame, FrameKind, FramePiece, FrameRequest, HEADER_BYTES, MAX_FRAME_BYTES,
     PIECE_BYTES, VerbRefusal, decode_request, read_completion_frame,
 };
 use super::inbox::{AnswerAddress, Inbox, LateAnswer};
-use super::queue::{ByteQueue, Flow};
+use super::queue::{ByteQueue, SocketFlow};
 use crate::access::check_lent;
 use crate::gates::{ConnectionGate, ServerGates};
 use crate::handshake::PeerIdentity;
@@ -134,7 +134,7 @@ impl ServedConnection {
         context: &ConnectionContext<'_, S>,
         tally: &mut VisitTally,
     ) -> AwaitedEvent {
-        if self.incoming.space() > 0 && self.incoming.receive(socket) == Flow::Closed {
+        if self.incoming.space() > 0 && self.incoming.receive(socket) == SocketFlow::Closed {
             return AwaitedEvent::Close;
         }
         self.carry_on(socket, context, tally)
@@ -176,8 +176,8 @@ impl ServedConnection {
                 }
             }
             return match (sent, pause) {
-                (Flow::Closed, _) | (_, PauseReason::Close) => AwaitedEvent::Close,
-                (Flow::Blocked, _) => AwaitedEvent::Writable,
+                (SocketFlow::Closed, _) | (_, PauseReason::Close) => AwaitedEvent::Close,
+                (SocketFlow::Blocked, _) => AwaitedEvent::Writable,
                 (_, PauseReason::Full) => continue,
                 _ if !self.answers.is_empty() => continue,
                 _ if self.leaving => AwaitedEvent::Close,
@@ -203,9 +203,9 @@ impl ServedConnection {
                 return PauseReason::Waiting;
             }
             let (id, request, bytes) = match decode_request(self.incoming.filled()) {
-                Decoded::Frame { id, body, bytes } => (id, body, bytes),
-                Decoded::Incomplete => return PauseReason::Empty,
-                Decoded::Malformed => return PauseReason::Close,
+                DecodedFrame::Frame { id, body, bytes } => (id, body, bytes),
+                DecodedFrame::Incomplete => return PauseReason::Empty,
+                DecodedFrame::Malformed => return PauseReason::Close,
             };
             tally.requests += 1;
             let outgoing = &mut self.outgoing;

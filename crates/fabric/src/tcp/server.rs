@@ -18,8 +18,8 @@ use super::inbox::{Inbox, InboxContent, LateAnswer};
 use super::served::{AwaitedEvent, ConnectionContext, ServedConnection, VisitTally};
 use crate::handshake::{PeerIdentity, PeerRole, Token, draw_epoch};
 use crate::listener::{
-    Acceptor, AcceptorPlace, AdmissionBounds, Greeting, LISTENER, Listener, ListenerThreads, PAST,
-    WAKE, place_of,
+    Acceptor, AcceptorPlace, AdmissionBounds, GreetingState, LISTENER, Listener, ListenerThreads,
+    PAST, WAKE, place_of,
 };
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use crate::{Calls, InlineCpu};
@@ -327,15 +327,15 @@ impl<S: Calls> ServerThread<S> {
     fn visit(&mut self, place: AcceptorPlace, flags: EventFlags) {
         loop {
             let next = match self.acceptor.hear(place) {
-                Greeting::Ended => return,
-                Greeting::Pending => Some(AwaitedEvent::Readable),
-                Greeting::Proven(peer, fences) => {
+                GreetingState::Ended => return,
+                GreetingState::Pending => Some(AwaitedEvent::Readable),
+                GreetingState::Proven(peer, fences) => {
                     if !self.let_in(place, peer, fences) {
                         return;
                     }
                     self.with(place, ServedConnection::serve)
                 }
-                Greeting::Admitted => self.with(place, ServedConnection::serve),
+                GreetingState::Admitted => self.with(place, ServedConnection::serve),
             };
             // Carry out the requests that arrived before the end of the connection.
             let ended = flags.intersects(EventFlags::HUP | EventFlags::ERR);

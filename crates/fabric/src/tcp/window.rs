@@ -22,14 +22,14 @@ pub(super) const SMALL_BYTES: usize = 4096;
 
 /// Pieces in one direction.
 #[derive(Debug, Default)]
-pub(super) struct Way {
+pub(super) struct WindowSide {
     /// The counted bytes of each piece in flight, in the order in which they were sent.
     pieces: VecDeque<u32>,
     /// The sum of `pieces`.
     bytes: usize,
 }
 
-impl Way {
+impl WindowSide {
     /// Whether a piece may be sent now.
     #[inline]
     pub(super) fn has_room(&self, piece_bytes: usize, window_bytes: usize) -> bool {
@@ -62,12 +62,12 @@ impl Way {
 
 /// The payload in flight over one connection.
 #[derive(Debug, Default)]
-pub(super) struct Window {
-    pub(super) reads: Way,
-    pub(super) writes: Way,
+pub(super) struct PayloadWindow {
+    pub(super) reads: WindowSide,
+    pub(super) writes: WindowSide,
 }
 
-impl Window {
+impl PayloadWindow {
     /// Records a completion; returns whether it completes anything that was sent.
     #[inline]
     pub(super) fn complete(&mut self, completion: &Completion<'_>) -> bool {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn pieces_go_while_they_fit_or_alone() {
-        let mut way = Way::default();
+        let mut way = WindowSide::default();
         assert!(way.has_room(60_000, WINDOW));
         way.add(60_000);
         assert!(way.has_room(40_000, WINDOW));
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn small_pieces_neither_count_nor_wait() {
-        let mut way = Way::default();
+        let mut way = WindowSide::default();
         for _ in 0..1000 {
             assert!(way.has_room(SMALL_BYTES, 0));
             way.add(SMALL_BYTES);
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn directions_are_independent_and_refusals_count() {
-        let mut window = Window::default();
+        let mut window = PayloadWindow::default();
         assert!(!window.complete(&Completion::Written), "nothing was sent");
         window.writes.add(60_000);
         window.reads.add(60_000);

@@ -9,13 +9,13 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_index::Design;
 use farleaf_page::Fixed8;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use one_server::OneServer;
 
 fn main() {
     let server = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
     let provider = &LocalConfig::default();
-    let setup = Setup { provider, options: (), memory_servers: 1, server };
+    let setup = SuiteSetup { provider, options: (), memory_servers: 1, server };
     conformance::run::<Fixed8, OneServer, _>(&setup);
     println!("{} passes the suite", <OneServer as Design<Fixed8>>::NAME);
 }

@@ -6,7 +6,7 @@
 
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_index::{
-    Ascending, Design, EditAnswer, IndexAdmin, IndexError, KeyedRecords, LeafEdit, RangeIndex,
+    AscendingCheck, Design, EditAnswer, IndexAdmin, IndexError, KeyedRecords, LeafEdit, RangeIndex,
     ScanResult, check_fill,
 };
 use farleaf_page::{EditAction, Layout, OwnedKey, OwnedValue};
@@ -63,7 +63,7 @@ impl<F: Fabric, L: Layout> OneServerIndex<F, L> {
         load: u64,
         source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
     ) -> Result<u64, IndexError> {
-        let (mut order, mut batch) = (Ascending::<L>::default(), Vec::new());
+        let (mut order, mut batch) = (AscendingCheck::<L>::default(), Vec::new());
         let mut room = RecordRoom::for_records(BATCH_RECORDS);
         for record in source {
             let (key, value) = record?;
@@ -167,14 +167,14 @@ mod tests {
     use farleaf_page::Fixed8;
     use farleaf_pool::server::MemoryServerConfig;
     use farleaf_sim::{RunOutcome, Scenario, run_design};
-    use farleaf_suites::conformance::{self, Setup};
+    use farleaf_suites::conformance::{self, SuiteSetup};
 
     /// Tiny pages make high trees from few keys.
     #[test]
     fn the_design_passes_the_suite() {
         let server = MemoryServerConfig { pool_bytes: 64 << 20, ..MemoryServerConfig::default() };
         let provider = &LocalConfig::default();
-        let setup = Setup { provider, options: (), memory_servers: 1, server };
+        let setup = SuiteSetup { provider, options: (), memory_servers: 1, server };
         conformance::run::<Fixed8<16>, OneServer, _>(&setup);
     }
 

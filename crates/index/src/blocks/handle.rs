@@ -8,14 +8,16 @@ use super::shared::ValueBlocks;
 use crate::together::all;
 use crate::{
     Background, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords, LeafEdit,
-    OPERATIONS_TOGETHER, RangeIndex, Reshape, Reshaped, ScanResult,
+    OPERATIONS_TOGETHER, RangeIndex, Reshape, ReshapeCost, ScanResult,
 };
 use crate::{CacheCounters, LiveCounters};
 use farleaf_fabric::Fabric;
 use farleaf_page::{
-    BlockRef, EditAction, Layout, MAX_BLOCK_BYTES, StoredValue, TooLong, stored_inline,
+    BlockRef, EditAction, Layout, LengthError, MAX_BLOCK_BYTES, StoredValue, stored_inline,
 };
-use farleaf_pool::remote::{AwaitedBlocks, Backoff, BlockClient, Miss, RemoteError, UnendedBlock};
+use farleaf_pool::remote::{
+    AwaitedBlocks, Backoff, BlockClient, MissCause, RemoteError, UnendedBlock,
+};
 use std::borrow::{Borrow, Cow};
 use std::ops::Bound;
 
@@ -116,11 +118,11 @@ where
     /// Whether the index can have a record.
     ///
     /// # Errors
-    /// [`TooLong`] if it cannot.
-    pub fn check(key: &[u8], value: &[u8]) -> Result<(), TooLong> {
+    /// [`LengthError`] if it cannot.
+    pub fn check(key: &[u8], value: &[u8]) -> Result<(), LengthError> {
         L::check_key(key)?;
         let (bytes, most) = (value.len(), MAX_BLOCK_BYTES);
-        if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
+        if bytes <= most { Ok(()) } else { Err(LengthError::Value { bytes, most }) }
     }
 }
 
@@ -274,7 +276,12 @@ where
 
     /// The value for what the leaf of `key` had at `since_ns` or later. If the block arrives late,
     /// the leaf must still refer to it.
-    async fn resolve(&self, key: &[u8], stored: Vec<u8>, since_ns: u64) -> Result<Vec<u8>, Miss> {
+    async fn resolve(
+        &self,
+        key: &[u8],
+        stored: Vec<u8>,
+        since_ns: u64,
+    ) -> Result<Vec<u8>, MissCause> {
         let stored = match self.resolved_at_once(stored) {
             Ok(value) => return Ok(value),
             Err(stored) => stored,
@@ -283,7 +290,7 @@ where
         LiveCounters::count(&self.counters.block_misses);
         let (value, is_recent) = self.blocks.read(block, since_ns).await?;
         if !is_recent && Box::pin(self.design.get(key)).await.ok().flatten() != Some(stored) {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         self.cache.keep(block, &value);
         Ok(value)
@@ -298,8 +305,8 @@ where
     ) -> Result<Option<Vec<u8>>, B::Error> {
         match self.resolve(key, stored, since_ns).await {
             Ok(value) => Ok(Some(value)),
-            Err(Miss::Restart) => Box::pin(self.ask_again(key)).await,
-            Err(Miss::Failed(error)) => Err(error.into()),
+            Err(MissCause::Restart) => Box::pin(self.ask_again(key)).await,
+            Err(MissCause::Failed(error)) => Err(error.into()),
         }
     }
 
@@ -312,8 +319,8 @@ where
             let Some(stored) = self.design.get(key).await? else { return Ok(None) };
             match self.resolve(key, stored, since_ns).await {
                 Ok(value) => return Ok(Some(value)),
-                Err(Miss::Restart) => {}
-                Err(Miss::Failed(error)) => return Err(error.into()),
+                Err(MissCause::Restart) => {}
+                Err(MissCause::Failed(error)) => return Err(error.into()),
             }
         }
     }
@@ -413,8 +420,8 @@ where
             match self.resolve(key, stored.clone(), since_ns).await {
                 Ok(value) if value == expected => return Ok(Ok(stored)),
                 Ok(value) => return Ok(Err(Some(value))),
-                Err(Miss::Restart) => self.blocks.restart(&mut backoff).await?,
-                Err(Miss::Failed(error)) => return Err(error.into()),
+                Err(MissCause::Restart) => self.blocks.restart(&mut backoff).await?,
+                Err(MissCause::Failed(error)) => return Err(error.into()),
             }
         }
     }
@@ -573,7 +580,7 @@ where
         self.design.owned_by(compute_server)
     }
 
-    async fn reshape(&self, change: &Reshape<Vec<u8>>) -> Result<Reshaped, IndexError> {
+    async fn reshape(&self, change: &Reshape<Vec<u8>>) -> Result<ReshapeCost, IndexError> {
         self.design.reshape(change).await
     }
 
@@ -581,7 +588,7 @@ where
         &self,
         work: Background,
         ended: &dyn Fn() -> bool,
-        report: &dyn Fn(Result<Reshaped, IndexError>),
+        report: &dyn Fn(Result<ReshapeCost, IndexError>),
     ) -> Result<(), IndexError> {
         self.design.background(work, ended, report).await
     }

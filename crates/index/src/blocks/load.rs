@@ -15,13 +15,13 @@ const BLOCKS_TOGETHER: usize = 16;
 
 /// Keys and the stored values for them, one after the other, in few allocations.
 #[derive(Default)]
-struct Collected {
+struct CollectedRecords {
     bytes: Vec<u8>,
     /// By record: the lengths of its key and of its stored value.
     lengths: Vec<(u32, u32)>,
 }
 
-impl Collected {
+impl CollectedRecords {
     fn push(&mut self, key: &[u8], stored: &[u8]) {
         self.lengths.push((key.len() as u32, stored.len() as u32));
         self.bytes.extend_from_slice(key);
@@ -50,7 +50,7 @@ where
         source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        let mut collected = Collected::default();
+        let mut collected = CollectedRecords::default();
         let loaded = match self.collect_records(source, &mut collected).await {
             Ok(()) => self.design.bulk_load(collected.records(), fill).await,
             Err(error) => Err(error),
@@ -71,7 +71,7 @@ where
     async fn collect_records(
         &self,
         mut source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
-        collected: &mut Collected,
+        collected: &mut CollectedRecords,
     ) -> Result<(), IndexError> {
         let mut position = 0;
         let mut last: Option<Vec<u8>> = None;

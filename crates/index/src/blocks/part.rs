@@ -19,7 +19,7 @@ use crate::{
     ValueForm,
 };
 use farleaf_fabric::Fabric;
-use farleaf_page::{BlockRef, Layout, StoredValue, TooLong};
+use farleaf_page::{BlockRef, Layout, LengthError, StoredValue};
 use farleaf_pool::remote::{FormerStep, RemoteError, RpcClient};
 use farleaf_pool::wire::{RecordRoom, check_sent};
 use std::ops::Bound;
@@ -38,7 +38,7 @@ impl<L: Layout<Key = [u8], Value = [u8]>> ValueForm<L> for InBlocks {
     type Values<F: Fabric> = ValueBlocks<F, L>;
 
     /// The limit is that of messages, which is below that of blocks.
-    fn check(key: &[u8], value: &[u8]) -> Result<(), TooLong> {
+    fn check(key: &[u8], value: &[u8]) -> Result<(), LengthError> {
         check_sent::<L>(key, value)
     }
 

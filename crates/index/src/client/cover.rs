@@ -11,7 +11,7 @@
 
 use super::{ClientIndex, bad_reply};
 use crate::IndexError;
-use crate::partition::{OperationAttempts, Unserved};
+use crate::partition::{OperationAttempts, UnservedReason};
 use crate::together::all;
 use farleaf_fabric::Fabric;
 use farleaf_page::Layout;
@@ -152,8 +152,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                     return Ok(AskOutcome::Covered(OwnerAnswer { incarnation, age_ns, epoch }));
                 }
                 Ok(_) => return Err(bad_reply(server)),
-                Err(Unserved::Failed(error)) => return Err(error),
-                Err(Unserved::Elsewhere(error) | Unserved::Again(error)) => error,
+                Err(UnservedReason::Failed(error)) => return Err(error),
+                Err(UnservedReason::Elsewhere(error) | UnservedReason::Again(error)) => error,
             };
             let has_time = self.wait(&mut attempts).await;
             let owns_keys = self.map().owners().contains(&server);

@@ -6,7 +6,7 @@
 use super::owners::has_not_happened;
 use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
 use crate::together::all;
-use crate::{Ascending, IndexError, RangeIndex, ScanResult, check_fill};
+use crate::{AscendingCheck, IndexError, RangeIndex, ScanResult, check_fill};
 use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty};
 use farleaf_page::{Layout, OwnedKey, OwnedRecord, OwnedValue};
 use farleaf_pool::wire::{
@@ -136,7 +136,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         builders: &mut Builders,
     ) -> Result<u64, IndexError> {
-        let mut order = Ascending::<L>::default();
+        let mut order = AscendingCheck::<L>::default();
         let map = self.map();
         let mut owner = None;
         let mut together = Vec::with_capacity(RECORDS_TOGETHER);

@@ -40,7 +40,7 @@ pub use owners::RemoteOwners;
 use directory::FixedDirectory;
 use owners::{MIN_WAIT_NS, bad_reply};
 
-use crate::partition::{PartitionMap, Router, Unserved};
+use crate::partition::{PartitionMap, Router, UnservedReason};
 use crate::together::all;
 use crate::{IndexAdmin, IndexError};
 use farleaf_fabric::Fabric;
@@ -172,12 +172,12 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 let error = match outcome {
                     Ok(ClientResponse::Upserted { .. }) => continue,
                     Ok(_) => return Err(bad_reply(owner)),
-                    Err(Unserved::Elsewhere(error)) => {
+                    Err(UnservedReason::Elsewhere(error)) => {
                         let _ = self.learn_map(owner).await;
                         error
                     }
-                    Err(Unserved::Again(error)) => error,
-                    Err(Unserved::Failed(error)) => return Err(error),
+                    Err(UnservedReason::Again(error)) => error,
+                    Err(UnservedReason::Failed(error)) => return Err(error),
                 };
                 if let ClientRequest::UpsertAll { records: mut again } = ask {
                     records.append(&mut again);

@@ -2,7 +2,7 @@
 
 use super::{ClientIndex, MIN_WAIT_NS, bad_reply};
 use crate::partition::{BalanceTarget, PartitionMap, RangeOwners, SampledLoad};
-use crate::{IndexError, Reshaped};
+use crate::{IndexError, ReshapeCost};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_page::{Layout, OwnedKey};
@@ -37,7 +37,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         from: u16,
         to: u16,
         near: Option<&L::Key>,
-    ) -> Result<Reshaped, IndexError> {
+    ) -> Result<ReshapeCost, IndexError> {
         let started_ns = self.fabric().now_ns();
         self.owners().learn_known(self.route());
         let _ = self.learn_map(from).await;
@@ -84,7 +84,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             }
         }
         let took_ns = self.fabric().now_ns() - started_ns;
-        Ok(Reshaped { started_ns, took_ns, moved: Some((from, to)), ..Reshaped::default() })
+        Ok(ReshapeCost { started_ns, took_ns, moved: Some((from, to)), ..ReshapeCost::default() })
     }
 
     /// Repeatedly asks `to` to take over the keys, until it has.
@@ -177,7 +177,7 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
         from: u16,
         to: u16,
         at: &OwnedKey<L>,
-    ) -> Result<Reshaped, IndexError> {
+    ) -> Result<ReshapeCost, IndexError> {
         Self::move_keys(self, from, to, Some(L::key(at))).await
     }
 }

@@ -4,12 +4,12 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::{ClientIndex, ClientOptions, ServerDirectory};
-use crate::partition::{PartitionMap, RangeOwners, RetryPolicy, Route, Unserved};
+use crate::partition::{MapRoute, PartitionMap, RangeOwners, RetryPolicy, UnservedReason};
 use crate::{EditAnswer, IndexError, KeyedRecords, LeafEdit, ScanResult};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty};
 use farleaf_page::rules;
-use farleaf_page::{EditAction, Layout, OwnedKey, OwnedValue, TooLong};
+use farleaf_page::{EditAction, Layout, LengthError, OwnedKey, OwnedValue};
 use farleaf_pool::wire::{
     ClientRequest, ClientResponse, ErrorCode, SCAN_REPLY_RECORDS, check_sent,
 };
@@ -39,10 +39,10 @@ fn not_served(compute_server: u16, code: ErrorCode) -> IndexError {
         }
         ErrorCode::Contended => IndexError::Contended { retries: 0 },
         ErrorCode::KeyTooLong { bytes, most } => {
-            TooLong::Key { bytes: bytes as usize, most: most as usize }.into()
+            LengthError::Key { bytes: bytes as usize, most: most as usize }.into()
         }
         ErrorCode::ValueTooLong { bytes, most } => {
-            TooLong::Value { bytes: bytes as usize, most: most as usize }.into()
+            LengthError::Value { bytes: bytes as usize, most: most as usize }.into()
         }
         code => IndexError::NotServed { compute_server, code },
     }
@@ -126,15 +126,17 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
         owner: u16,
         ask: Message,
         is_harmless: bool,
-    ) -> Result<ClientResponse<L>, Unserved> {
+    ) -> Result<ClientResponse<L>, UnservedReason> {
         Err(match self.send(owner, ask).await {
             Ok(ClientResponse::NotOwner { owner, epoch }) => {
-                Unserved::Elsewhere(IndexError::NotOwner { owner, epoch })
+                UnservedReason::Elsewhere(IndexError::NotOwner { owner, epoch })
             }
             Ok(told) => return Ok(told),
-            Err(error @ IndexError::Indeterminate(_)) if is_harmless => Unserved::Again(error),
-            Err(error) if has_not_happened(&error) => Unserved::Again(error),
-            Err(error) => Unserved::Failed(error),
+            Err(error @ IndexError::Indeterminate(_)) if is_harmless => {
+                UnservedReason::Again(error)
+            }
+            Err(error) if has_not_happened(&error) => UnservedReason::Again(error),
+            Err(error) => UnservedReason::Failed(error),
         })
     }
 
@@ -142,7 +144,7 @@ impl<F: Fabric, L: Layout> RemoteOwners<F, L> {
     pub(super) async fn learn_map(
         &self,
         compute_server: u16,
-        route: &Route<OwnedKey<L>>,
+        route: &MapRoute<OwnedKey<L>>,
     ) -> Result<bool, IndexError> {
         match self.ask(compute_server, &ClientRequest::Map).await? {
             ClientResponse::Map { epoch, boundaries, owners } => {
@@ -184,11 +186,11 @@ impl<F: Fabric, L: Layout> RangeOwners for RemoteOwners<F, L> {
 
     /// A compute server keeps longer values in blocks beside the leaves.
     #[inline]
-    fn check(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
+    fn check(key: &L::Key, value: &L::Value) -> Result<(), LengthError> {
         check_sent::<L>(key, value)
     }
 
-    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, Unserved> {
+    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, UnservedReason> {
         Ok(self.execute(owner, LeafEdit { key, action: EditAction::Get }).await?.found)
     }
 
@@ -196,19 +198,19 @@ impl<F: Fabric, L: Layout> RangeOwners for RemoteOwners<F, L> {
         &self,
         owner: u16,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<EditAnswer<OwnedValue<L>>, Unserved> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, UnservedReason> {
         let ask = ClientRequest::<L>::encode_edit(edit);
         match self.ask_owner(owner, ask, !edit.changes()).await {
             Ok(ClientResponse::Edited(answer) | ClientResponse::Changed { answer, .. }) => {
                 Ok(answer)
             }
             // The change may have been made although the reply is invalid.
-            Ok(_) | Err(Unserved::Failed(IndexError::BadReply { .. })) if edit.changes() => {
+            Ok(_) | Err(UnservedReason::Failed(IndexError::BadReply { .. })) if edit.changes() => {
                 let (server, why) = (ServerId::new(owner), Uncertainty::NotKnownThere);
                 let error = FabricError::Indeterminate { server, why };
-                Err(Unserved::Failed(IndexError::Indeterminate(error)))
+                Err(UnservedReason::Failed(IndexError::Indeterminate(error)))
             }
-            Ok(_) => Err(Unserved::Failed(bad_reply(owner))),
+            Ok(_) => Err(UnservedReason::Failed(bad_reply(owner))),
             Err(unserved) => Err(unserved),
         }
     }
@@ -221,7 +223,7 @@ impl<F: Fabric, L: Layout> RangeOwners for RemoteOwners<F, L> {
         _expected: &(),
         scan: &ScanResult<OwnedKey<L>>,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
-    ) -> Result<Option<Bound<OwnedKey<L>>>, Unserved> {
+    ) -> Result<Option<Bound<OwnedKey<L>>>, UnservedReason> {
         let ask = ClientRequest::<L>::Scan {
             lower: scan.lower.clone(),
             upper: scan.upper.clone(),
@@ -238,17 +240,17 @@ impl<F: Fabric, L: Layout> RangeOwners for RemoteOwners<F, L> {
                 out.extend(records);
                 Ok(next)
             }
-            _ => Err(Unserved::Failed(bad_reply(owner))),
+            _ => Err(UnservedReason::Failed(bad_reply(owner))),
         }
     }
 
     /// Fetches the newer map from the compute server that redirected the client (client.N3), if
     /// that server has it already.
-    async fn learn(&self, asked: u16, route: &Route<OwnedKey<L>>) -> bool {
+    async fn learn(&self, asked: u16, route: &MapRoute<OwnedKey<L>>) -> bool {
         matches!(self.learn_map(asked, route).await, Ok(true))
     }
 
-    fn learn_known(&self, route: &Route<OwnedKey<L>>) {
+    fn learn_known(&self, route: &MapRoute<OwnedKey<L>>) {
         if let Some(map) = self.directory.newer_map(route.epoch()) {
             route.adopt(Arc::new(map));
         }

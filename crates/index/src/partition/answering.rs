@@ -12,7 +12,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::queue::{GROUP, PendingRequest, TakenRequests};
-use super::{Clients, ThreadQueue, Worker};
+use super::{ServedClients, ThreadQueue, Worker};
 use crate::{PartValues, Partitioned, ValueForm};
 use farleaf_fabric::Fabric;
 use farleaf_page::{EditAction, Layout, LeafEdit, OwnedKey, OwnedValue};
@@ -60,7 +60,11 @@ async fn give_way() {
 
 impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// Answers the requests of `queue` until it is closed. Any number of tasks may do so.
-    pub async fn answer_all<C: Clients<L>>(&self, queue: &ThreadQueue<L, C::Reply>, clients: &C) {
+    pub async fn answer_all<C: ServedClients<L>>(
+        &self,
+        queue: &ThreadQueue<L, C::Reply>,
+        clients: &C,
+    ) {
         let under_way = self.under_way();
         let most = || OPERATIONS.saturating_sub(under_way.get()).min(GROUP);
         let (mut taken, mut answered) = (TakenRequests::new(), 0);
@@ -82,7 +86,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     #[inline]
-    async fn answer_taken<C: Clients<L>>(
+    async fn answer_taken<C: ServedClients<L>>(
         &self,
         taken: &mut TakenRequests<L, C::Reply>,
         clients: &C,
@@ -99,7 +103,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Answers operations on single keys.
-    async fn answer_group<C: Clients<L>>(
+    async fn answer_group<C: ServedClients<L>>(
         &self,
         taken: &mut TakenRequests<L, C::Reply>,
         clients: &C,

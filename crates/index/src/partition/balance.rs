@@ -35,7 +35,7 @@ const MAX_PROPOSALS: usize = 4;
 
 /// A move that would reduce the imbalance between two compute servers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Proposal<K> {
+pub struct MoveProposal<K> {
     /// The compute server that releases the keys.
     pub from: u16,
     /// The compute server that takes them over.
@@ -93,7 +93,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         &mut self,
         map: &PartitionMap<K>,
         mut loads: Vec<SampledLoad<K>>,
-    ) -> Vec<Proposal<K>> {
+    ) -> Vec<MoveProposal<K>> {
         self.now += 1;
         let total: u64 = loads.iter().map(|load| load.samples).sum();
         // Shortly after a move, caches are cold, and some samples are from the previous map.
@@ -154,7 +154,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
     /// Proposes moves from the busiest compute server to a spare one or to a neighbour, starting
     /// with the less busy neighbour. If that server cannot release keys, tries the next busiest.
     /// Also returns whether keys have to wait until they may move back.
-    fn proposals(&self, map: &PartitionMap<K>, spare: Option<u16>) -> (Vec<Proposal<K>>, bool) {
+    fn proposals(&self, map: &PartitionMap<K>, spare: Option<u16>) -> (Vec<MoveProposal<K>>, bool) {
         let owners = map.owners();
         let by_load = |a: &u16, b: &u16| self.load(*a).total_cmp(&self.load(*b));
         let mut givers: Vec<(usize, u16)> = owners.iter().copied().enumerate().collect();
@@ -173,7 +173,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
                 let split = self.best_split(from, to, lower, &map.range_of(from));
                 match split {
                     Some(_) if self.has_just_moved(to, from) => waits = true,
-                    Some(near) => proposals.push(Proposal { from, to, near, lower }),
+                    Some(near) => proposals.push(MoveProposal { from, to, near, lower }),
                     None => {}
                 }
             }
@@ -186,11 +186,11 @@ impl<K: Clone + Ord> BalancePolicy<K> {
     /// gain would be too small at all of them (balance.B1).
     pub fn choose(
         &self,
-        proposal: &Proposal<K>,
+        proposal: &MoveProposal<K>,
         range: &OwnedRange<K>,
         fences: impl IntoIterator<Item = K>,
     ) -> Option<K> {
-        let Proposal { from, to, lower, .. } = *proposal;
+        let MoveProposal { from, to, lower, .. } = *proposal;
         let inside = fences.into_iter().filter(|fence| *fence > range.low && range.has(fence));
         let larger = |fence: &K| self.larger_after(from, to, lower, fence);
         let best = inside.min_by(|a, b| larger(a).total_cmp(&larger(b)))?;
@@ -471,7 +471,7 @@ mod tests {
         assert_eq!(policy.look(&map, loads()), []);
         assert_eq!(policy.look(&map, even()), [], "too few samples say nothing");
         let proposals = policy.look(&map, loads());
-        let expected = Proposal { from: 0, to: 1, near: 505, lower: false };
+        let expected = MoveProposal { from: 0, to: 1, near: 505, lower: false };
         assert_eq!(proposals, [expected], "half of what the two do is moved away");
         policy.failed();
         assert_eq!(policy.look(&map, loads()), []);

@@ -5,7 +5,7 @@
 //! other's moves.
 
 use super::{BalancePolicy, PartitionMap, SampledLoad};
-use crate::{BalanceOptions, IndexError, Reshaped};
+use crate::{BalanceOptions, IndexError, ReshapeCost};
 use farleaf_fabric::Fabric;
 use std::future::Future;
 
@@ -47,7 +47,7 @@ pub trait BalanceTarget {
         from: u16,
         to: u16,
         at: &Self::Key,
-    ) -> impl Future<Output = Result<Reshaped, IndexError>>;
+    ) -> impl Future<Output = Result<ReshapeCost, IndexError>>;
 }
 
 /// A balancer of one index.
@@ -69,7 +69,7 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
     pub async fn run(
         &mut self,
         ended: impl Fn() -> bool,
-        report: impl Fn(Result<Reshaped, IndexError>),
+        report: impl Fn(Result<ReshapeCost, IndexError>),
     ) {
         let fabric = self.target.fabric();
         drop(self.target.loads().await);
@@ -93,7 +93,7 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
     ///
     /// # Errors
     /// Those of [`BalanceTarget::move_keys`]; nothing has moved in that case.
-    pub async fn look(&mut self) -> Result<Option<Reshaped>, IndexError> {
+    pub async fn look(&mut self) -> Result<Option<ReshapeCost>, IndexError> {
         let (target, map) = (self.target, self.target.newest_map());
         // A server that does not answer looks idle, but must not receive keys.
         let Some(loads) = target.loads().await else { return Ok(None) };

@@ -19,8 +19,8 @@
 use super::worker::Worker;
 use super::{MapState, PartitionMap, PutOutcome, Replacement};
 use crate::{
-    Ascending, Built, BulkBuilder, IndexError, PartIndex, PartPool, PartValues, Partitioned,
-    ValueForm, check_fill,
+    AscendingCheck, BuiltContent, BulkBuilder, IndexError, PartIndex, PartPool, PartValues,
+    Partitioned, ValueForm, check_fill,
 };
 use farleaf_fabric::Fabric;
 use farleaf_page::rules;
@@ -56,7 +56,7 @@ pub struct BulkLoad<'w, D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> {
     number: u64,
     /// The map by whose boundaries the leaves end.
     map: PartitionMap<OwnedKey<L>>,
-    order: Ascending<L>,
+    order: AscendingCheck<L>,
     builder: BuilderOf<'w, D, F, L>,
     built: Option<BulkLoadContent<D, F, L>>,
     blocks: Vec<BlockRef>,
@@ -92,7 +92,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             return Err(contended());
         };
         let builder = self.pool().builder(fill, map.boundaries().to_vec());
-        let (order, built, blocks) = (Ascending::default(), None, Vec::new());
+        let (order, built, blocks) = (AscendingCheck::default(), None, Vec::new());
         Ok(BulkLoad { worker: self, number, map, order, builder, built, blocks })
     }
 

@@ -45,7 +45,7 @@ pub struct ComputeServer<D: Partitioned, L: Layout> {
     /// [`SERVES`], [`HALTED`] or [`RESUMES`]. Changes under the lock of `halt`.
     mode: AtomicU64,
     /// The latest halt.
-    halt: Mutex<Halt>,
+    halt: Mutex<HaltedServer>,
     /// Whether a thread may be replacing the tree by a bulk load.
     replacing: AtomicBool,
     /// Whether a memory server had little memory left when it was last asked.
@@ -61,7 +61,7 @@ const RESUMES: u64 = 2;
 
 /// A halt of a compute server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Halt {
+pub(super) struct HaltedServer {
     /// The bulk load that asked for it, or [`NO_LOAD`].
     pub(super) load: u64,
     /// The highest version of the map record at which a load may replace the tree meanwhile. Only a
@@ -186,7 +186,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
         }
         // A late request must not take back a later version: a load may replace the tree at it.
         let version = if is_halted { version.max(held.version) } else { version };
-        *held = Halt { load, version, until_ns };
+        *held = HaltedServer { load, version, until_ns };
         self.mode.store(HALTED, Ordering::SeqCst);
         HaltOutcome::Halted
     }
@@ -322,7 +322,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
 pub(super) struct ResumeRight<'a, D: Partitioned, L: Layout> {
     server: &'a ComputeServer<D, L>,
     /// The halt that it ends.
-    pub(super) halt: Halt,
+    pub(super) halt: HaltedServer,
     then: u64,
 }
 

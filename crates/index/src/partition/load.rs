@@ -5,10 +5,10 @@
 //! *Thread safety*: private to one task.
 
 use super::routed::no_owner;
-use super::{PartitionMap, PoolOwners, RoutedIndex, Unserved};
+use super::{PartitionMap, PoolOwners, RoutedIndex, UnservedReason};
 use crate::{
-    Ascending, Boundaries, Built, BulkBuilder, IndexError, PartIndex, PartPool, PartitionOptions,
-    Partitioned, RangeIndex, ScanResult, check_fill,
+    AscendingCheck, Boundaries, BuiltContent, BulkBuilder, IndexError, PartIndex, PartPool,
+    PartitionOptions, Partitioned, RangeIndex, ScanResult, check_fill,
 };
 use farleaf_fabric::{Fabric, FabricError, Uncertainty};
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
@@ -43,7 +43,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         let mut builder = pool.builder(fill, boundaries);
         let is_shown = Cell::new(false);
         let outcome = async {
-            let mut order = Ascending::<L>::default();
+            let mut order = AscendingCheck::<L>::default();
             for record in source {
                 let (key, value) = record?;
                 order.take(&key, &value)?;
@@ -109,8 +109,8 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             // A thread that writes back by age may have latched a node for a moment.
             while let Err(error) = part.index.forget().await {
                 let unserved = match error {
-                    RemoteError::Contended { .. } => Unserved::Again(error.into()),
-                    error => Unserved::Failed(error.into()),
+                    RemoteError::Contended { .. } => UnservedReason::Again(error.into()),
+                    error => UnservedReason::Failed(error.into()),
                 };
                 self.after(0, unserved, &mut attempts).await?;
             }

@@ -11,7 +11,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::bulk_load::{BulkLoad, LoadEnded};
-use super::queue::{Clients, PendingRequest, ThreadQueue};
+use super::queue::{PendingRequest, ServedClients, ThreadQueue};
 use super::worker::{Worker, error_code};
 use crate::{IndexError, Partitioned, ValueForm};
 use farleaf_fabric::Fabric;
@@ -51,7 +51,7 @@ fn no_load<L: Layout>() -> ClientResponse<L> {
 impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// Serves the bulk loads of `queue`, one at a time, until it is closed. Passes each failure to
     /// `failed`.
-    pub async fn serve_loads<C: Clients<L>>(
+    pub async fn serve_loads<C: ServedClients<L>>(
         &self,
         queue: &ThreadQueue<L, C::Reply>,
         clients: &C,
@@ -91,7 +91,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Serves one load to its end. Returns the answer to its end.
-    async fn serve_load<C: Clients<L>>(
+    async fn serve_load<C: ServedClients<L>>(
         &self,
         mut load: BulkLoad<'_, D, F, L, V>,
         queue: &ThreadQueue<L, C::Reply>,

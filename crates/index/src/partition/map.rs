@@ -238,7 +238,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
-    use farleaf_page::{Bytes, Fixed8, TooLong};
+    use farleaf_page::{Bytes, Fixed8, LengthError};
     use farleaf_pool::wire::ClientResponse;
 
     #[test]
@@ -256,7 +256,7 @@ mod tests {
         // A boundary becomes a fence of leaves, so it must fit a page.
         assert!(PartitionMap::new::<Bytes>(0, vec![vec![7; 128]]).is_ok());
         let too_long = PartitionMap::new::<Bytes>(0, vec![vec![7; 129]]);
-        assert_eq!(too_long.err(), Some(TooLong::Key { bytes: 129, most: 128 }.into()));
+        assert_eq!(too_long.err(), Some(LengthError::Key { bytes: 129, most: 128 }.into()));
     }
 
     /// A map must fit a message: 500 boundaries of 256 bytes once made one of twice the limit.

@@ -12,7 +12,8 @@
 
 use super::{BalanceTarget, PartitionMap, PoolOwners, RoutedIndex, SampledLoad};
 use crate::{
-    IndexError, PartIndex, PartPool, PartitionOptions, Partitioned, RangeIndex, Released, Reshaped,
+    IndexError, PartIndex, PartPool, PartitionOptions, Partitioned, RangeIndex, ReleasedKeys,
+    ReshapeCost,
 };
 use farleaf_fabric::Fabric;
 use farleaf_page::{Layout, OwnedKey};
@@ -41,7 +42,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         from: u16,
         to: u16,
         near: Option<&L::Key>,
-    ) -> Result<Reshaped, IndexError> {
+    ) -> Result<ReshapeCost, IndexError> {
         self.owners().while_settling(pin!(self.try_move(from, to, near))).await
     }
 
@@ -50,7 +51,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
         from: u16,
         to: u16,
         near: Option<&L::Key>,
-    ) -> Result<Reshaped, IndexError> {
+    ) -> Result<ReshapeCost, IndexError> {
         let PoolOwners { compute, pool, parts } = self.owners();
         let fabric = pool.fabric();
         let (started_ns, before) = (fabric.now_ns(), fabric.counters().snapshot());
@@ -98,7 +99,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
             compute.publish(after);
             self.learn_map();
             let did = fabric.counters().snapshot() - before;
-            return Ok(Reshaped {
+            return Ok(ReshapeCost {
                 started_ns,
                 took_ns: fabric.now_ns() - started_ns,
                 writes: did.writes,
@@ -143,7 +144,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> BalanceTarget for RoutedIndex<D, F, L
         from: u16,
         to: u16,
         at: &OwnedKey<L>,
-    ) -> Result<Reshaped, IndexError> {
+    ) -> Result<ReshapeCost, IndexError> {
         Self::move_keys(self, from, to, Some(L::key(at))).await
     }
 }

@@ -27,7 +27,7 @@ const WAITING: usize = 8192;
 pub(super) const GROUP: usize = 16;
 
 /// The clients of a compute server, provided by its program.
-pub trait Clients<L: Layout> {
+pub trait ServedClients<L: Layout> {
     /// The destination of one answer.
     type Reply;
 

@@ -8,9 +8,9 @@ use std::cell::RefCell;
 
 /// The newest map that a handle knows.
 #[derive(Debug)]
-pub struct Route<K>(RefCell<Arc<PartitionMap<K>>>);
+pub struct MapRoute<K>(RefCell<Arc<PartitionMap<K>>>);
 
-impl<K: Clone + Ord> Route<K> {
+impl<K: Clone + Ord> MapRoute<K> {
     pub(super) fn new(map: Arc<PartitionMap<K>>) -> Self {
         Self(RefCell::new(map))
     }

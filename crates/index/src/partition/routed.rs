@@ -10,12 +10,12 @@
 use super::part::OwnerHandle;
 use super::router::behind;
 use super::{
-    Balancer, ComputePool, PartitionMap, RangeOwners, RetryPolicy, Route, Router, Unserved,
+    Balancer, ComputePool, MapRoute, PartitionMap, RangeOwners, RetryPolicy, Router, UnservedReason,
 };
 use crate::together::all;
 use crate::{
     Background, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords, LeafEdit, PartIndex,
-    PartPool, PartitionOptions, Partitioned, Reshape, Reshaped, ScanResult,
+    PartPool, PartitionOptions, Partitioned, Reshape, ReshapeCost, ScanResult,
 };
 use crate::{CacheCounters, OwnedRange};
 use farleaf_fabric::Fabric;
@@ -45,14 +45,14 @@ const MIN_WAIT_NS: u64 = 1_000;
 const MAX_WAIT_NS: u64 = 1_000_000;
 
 /// The keys are moving and have no owner for a while.
-pub(super) fn no_owner() -> Unserved {
-    Unserved::Elsewhere(IndexError::Contended { retries: 0 })
+pub(super) fn no_owner() -> UnservedReason {
+    UnservedReason::Elsewhere(IndexError::Contended { retries: 0 })
 }
 
-fn unserved(error: RemoteError) -> Unserved {
+fn unserved(error: RemoteError) -> UnservedReason {
     match error {
         RemoteError::Moved => no_owner(),
-        error => Unserved::Failed(error.into()),
+        error => UnservedReason::Failed(error.into()),
     }
 }
 
@@ -63,7 +63,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> PoolOwners<D, F, L> {
 
     /// Returns the handle on a compute server, once it has accepted an operation on `key`.
     #[inline]
-    fn accepting(&self, owner: u16, key: &L::Key) -> Result<&D::Index<F, L>, Unserved> {
+    fn accepting(&self, owner: u16, key: &L::Key) -> Result<&D::Index<F, L>, UnservedReason> {
         let part = self.part(owner);
         match part.accept(key) {
             Ok(()) => Ok(&part.index),
@@ -147,7 +147,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RangeOwners for PoolOwners<D, F, L> {
     }
 
     #[inline]
-    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, Unserved> {
+    async fn get(&self, owner: u16, key: &L::Key) -> Result<Option<OwnedValue<L>>, UnservedReason> {
         let index = self.accepting(owner, key)?;
         self.while_settling(pin!(index.get(key))).await.map_err(unserved)
     }
@@ -156,7 +156,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RangeOwners for PoolOwners<D, F, L> {
         &self,
         owner: u16,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<EditAnswer<OwnedValue<L>>, Unserved> {
+    ) -> Result<EditAnswer<OwnedValue<L>>, UnservedReason> {
         let index = self.accepting(owner, edit.key)?;
         self.while_settling(pin!(index.execute(edit))).await.map_err(unserved)
     }
@@ -165,7 +165,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RangeOwners for PoolOwners<D, F, L> {
         &self,
         owner: u16,
         edits: &[LeafEdit<&L::Key, &L::Value>],
-        done: &impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, Unserved>),
+        done: &impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, UnservedReason>),
     ) {
         let part = self.part(owner);
         if edits.iter().any(|edit| part.accept(edit.key).is_err()) {
@@ -185,7 +185,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RangeOwners for PoolOwners<D, F, L> {
         expected: &OwnedRange<OwnedKey<L>>,
         scan: &ScanResult<OwnedKey<L>>,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
-    ) -> Result<Option<Bound<OwnedKey<L>>>, Unserved> {
+    ) -> Result<Option<Bound<OwnedKey<L>>>, UnservedReason> {
         let (part, had) = (self.part(owner), out.len());
         let covered = self.while_settling(pin!(part.index.scan(scan, out))).await;
         let error = match covered {
@@ -204,11 +204,11 @@ impl<D: Partitioned, F: Fabric, L: Layout> RangeOwners for PoolOwners<D, F, L> {
         Err(error)
     }
 
-    async fn learn(&self, _asked: u16, route: &Route<OwnedKey<L>>) -> bool {
+    async fn learn(&self, _asked: u16, route: &MapRoute<OwnedKey<L>>) -> bool {
         route.adopt(self.compute.map())
     }
 
-    fn learn_known(&self, route: &Route<OwnedKey<L>>) {
+    fn learn_known(&self, route: &MapRoute<OwnedKey<L>>) {
         route.adopt(self.compute.map());
     }
 
@@ -276,12 +276,12 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if all memory servers are in use.
-    pub fn add_memory_server(&self) -> Result<Reshaped, IndexError> {
+    pub fn add_memory_server(&self) -> Result<ReshapeCost, IndexError> {
         if !self.owners().compute.memory().add_one() {
             return Err(IndexError::InvalidArgument("every memory server is already in use"));
         }
         let started_ns = self.fabric().now_ns();
-        Ok(Reshaped { started_ns, ..Reshaped::default() })
+        Ok(ReshapeCost { started_ns, ..ReshapeCost::default() })
     }
 
     /// Looks a key up at a given compute server.
@@ -330,7 +330,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> IndexAdmin for RoutedIndex<D, F, L> {
         owns.then(|| (Bound::Included(low), high.map_or(Bound::Unbounded, Bound::Excluded)))
     }
 
-    async fn reshape(&self, change: &Reshape<OwnedKey<L>>) -> Result<Reshaped, IndexError> {
+    async fn reshape(&self, change: &Reshape<OwnedKey<L>>) -> Result<ReshapeCost, IndexError> {
         match change {
             Reshape::MoveKeys { from, to, near } => {
                 self.move_keys(*from, *to, near.as_ref().map(L::key)).await
@@ -346,7 +346,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> IndexAdmin for RoutedIndex<D, F, L> {
         &self,
         work: Background,
         ended: &dyn Fn() -> bool,
-        report: &dyn Fn(Result<Reshaped, IndexError>),
+        report: &dyn Fn(Result<ReshapeCost, IndexError>),
     ) -> Result<(), IndexError> {
         let owners = self.owners();
         match work {

@@ -9,13 +9,13 @@
 //!
 //! *Invariants*
 //! - router.RT1. An operation is retried only if the last attempt had no effect, or if repeating it
-//!   is harmless; [`Unserved`] distinguishes the cases.
+//!   is harmless; [`UnservedReason`] distinguishes the cases.
 //! - router.RT2. A scan takes the owner and its range from one map, and continues exactly where the
 //!   owner's part ended. So it covers each range once, even if maps change in between.
 //!
 //! *Thread safety*: belongs to its endpoint's thread; operations of one handle may overlap.
 
-use super::{PartitionMap, Route};
+use super::{MapRoute, PartitionMap};
 use crate::OwnedRange;
 use crate::together::all;
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
 };
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_page::{Layout, OwnedKey, OwnedValue, TooLong};
+use farleaf_page::{Layout, LengthError, OwnedKey, OwnedValue};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::future::Future;
@@ -65,7 +65,7 @@ pub trait RangeOwners: Sized {
 
     /// Whether the owners can take a record.
     #[inline]
-    fn check(key: &KeyOf<Self>, value: &ValueOf<Self>) -> Result<(), TooLong> {
+    fn check(key: &KeyOf<Self>, value: &ValueOf<Self>) -> Result<(), LengthError> {
         Self::Layout::check_record(key, value)
     }
 
@@ -80,14 +80,14 @@ pub trait RangeOwners: Sized {
         &self,
         owner: u16,
         key: &KeyOf<Self>,
-    ) -> impl Future<Output = Result<Option<OwnedValueOf<Self>>, Unserved>>;
+    ) -> impl Future<Output = Result<Option<OwnedValueOf<Self>>, UnservedReason>>;
 
     /// Executes a single-key operation at `owner`.
     fn execute(
         &self,
         owner: u16,
         edit: LeafEdit<&KeyOf<Self>, &ValueOf<Self>>,
-    ) -> impl Future<Output = Result<EditAnswer<OwnedValueOf<Self>>, Unserved>>;
+    ) -> impl Future<Output = Result<EditAnswer<OwnedValueOf<Self>>, UnservedReason>>;
 
     /// Executes single-key operations on different keys at `owner`. When an operation ends, calls
     /// `done` with its position and outcome.
@@ -95,7 +95,7 @@ pub trait RangeOwners: Sized {
         &self,
         owner: u16,
         edits: &[LeafEdit<&KeyOf<Self>, &ValueOf<Self>>],
-        done: &impl Fn(usize, Result<EditAnswer<OwnedValueOf<Self>>, Unserved>),
+        done: &impl Fn(usize, Result<EditAnswer<OwnedValueOf<Self>>, UnservedReason>),
     ) -> impl Future<Output = ()> {
         async move {
             let executed = edits.iter().enumerate().map(async |(place, edit)| {
@@ -116,14 +116,14 @@ pub trait RangeOwners: Sized {
         expected: &Self::Expected,
         scan: &ScanResult<OwnedKeyOf<Self>>,
         out: &mut KeyedRecords<OwnedKeyOf<Self>, OwnedValueOf<Self>>,
-    ) -> impl Future<Output = Result<Option<Bound<OwnedKeyOf<Self>>>, Unserved>>;
+    ) -> impl Future<Output = Result<Option<Bound<OwnedKeyOf<Self>>>, UnservedReason>>;
 
     /// Updates the route after `asked` has named another owner. Returns whether a newer map was
     /// found.
-    fn learn(&self, asked: u16, route: &Route<OwnedKeyOf<Self>>) -> impl Future<Output = bool>;
+    fn learn(&self, asked: u16, route: &MapRoute<OwnedKeyOf<Self>>) -> impl Future<Output = bool>;
 
     /// Updates the route as far as possible without a message.
-    fn learn_known(&self, route: &Route<OwnedKeyOf<Self>>);
+    fn learn_known(&self, route: &MapRoute<OwnedKeyOf<Self>>);
 
     /// Runs before waiting for another attempt.
     fn before_wait(&self) -> impl Future<Output = ()> {
@@ -154,7 +154,7 @@ pub trait RangeOwners: Sized {
 /// Why an owner has not served an operation. If the operation is not retried, this error is its
 /// result.
 #[derive(Debug)]
-pub enum Unserved {
+pub enum UnservedReason {
     /// Another compute server owns the key, or will own it. Nothing has happened.
     Elsewhere(IndexError),
     /// The operation cannot be served now. Nothing has happened, or repeating it is harmless.
@@ -189,19 +189,19 @@ pub(crate) struct OperationAttempts {
 /// A handle on an index with partitioned keys.
 pub struct Router<O: RangeOwners> {
     owners: O,
-    route: Route<OwnedKeyOf<O>>,
+    route: MapRoute<OwnedKeyOf<O>>,
 }
 
 impl<O: RangeOwners> Router<O> {
     pub(crate) fn new(owners: O, map: Arc<PartitionMap<OwnedKeyOf<O>>>) -> Self {
-        Self { owners, route: Route::new(map) }
+        Self { owners, route: MapRoute::new(map) }
     }
 
     pub(crate) fn owners(&self) -> &O {
         &self.owners
     }
 
-    pub(crate) fn route(&self) -> &Route<OwnedKeyOf<O>> {
+    pub(crate) fn route(&self) -> &MapRoute<OwnedKeyOf<O>> {
         &self.route
     }
 
@@ -223,7 +223,7 @@ impl<O: RangeOwners> Router<O> {
 
     /// Runs an operation at the compute server that `owner` selects, and retries until it is
     /// served, fails, or runs out of time.
-    pub(crate) async fn at_owner<T, W: Future<Output = Result<T, Unserved>>>(
+    pub(crate) async fn at_owner<T, W: Future<Output = Result<T, UnservedReason>>>(
         &self,
         owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
         work: impl Fn(u16) -> W,
@@ -241,18 +241,18 @@ impl<O: RangeOwners> Router<O> {
 
     /// Continues an operation whose first attempt was not served.
     #[cold]
-    async fn go_on<T, W: Future<Output = Result<T, Unserved>>>(
+    async fn go_on<T, W: Future<Output = Result<T, UnservedReason>>>(
         &self,
         owner: impl Fn(&PartitionMap<OwnedKeyOf<O>>) -> u16,
         work: impl Fn(u16) -> W,
-        (mut asked, mut unserved): (u16, Unserved),
+        (mut asked, mut unserved): (u16, UnservedReason),
         begun_ns: Option<u64>,
     ) -> Result<T, IndexError> {
         let mut attempts = self.attempts_since(begun_ns);
         loop {
             // Another operation of this handle may have learnt the newer map meanwhile.
-            let is_learnt =
-                matches!(unserved, Unserved::Elsewhere(_)) && self.route.look(&owner) != asked;
+            let is_learnt = matches!(unserved, UnservedReason::Elsewhere(_))
+                && self.route.look(&owner) != asked;
             if !is_learnt {
                 self.after(asked, unserved, &mut attempts).await?;
             }
@@ -269,16 +269,16 @@ impl<O: RangeOwners> Router<O> {
     pub(crate) async fn after(
         &self,
         asked: u16,
-        unserved: Unserved,
+        unserved: UnservedReason,
         attempts: &mut OperationAttempts,
     ) -> Result<(), IndexError> {
         let error = match unserved {
-            Unserved::Failed(error) => return Err(error),
-            Unserved::Elsewhere(error) => match self.owners.learn(asked, &self.route).await {
+            UnservedReason::Failed(error) => return Err(error),
+            UnservedReason::Elsewhere(error) => match self.owners.learn(asked, &self.route).await {
                 true => return Ok(()),
                 false => error, // the compute server will get a newer map soon
             },
-            Unserved::Again(error) => error,
+            UnservedReason::Again(error) => error,
         };
         match self.wait(attempts).await {
             true => Ok(()),

@@ -18,7 +18,7 @@
 
 use super::worker::Worker;
 use super::{KeyMove, MapState, PendingMove, PutOutcome};
-use crate::{IndexError, PartIndex, PartState, PartValues, Partitioned, Released, ValueForm};
+use crate::{IndexError, PartIndex, PartState, PartValues, Partitioned, ReleasedKeys, ValueForm};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_page::rules;

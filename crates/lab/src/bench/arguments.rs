@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use farleaf_bench::driver::{MeasurementMoment, PlannedChange};
 use farleaf_bench::strings::KeyForm;
 use farleaf_bench::trace::FORMATS;
-use farleaf_bench::workload::{Distribution, Mix};
+use farleaf_bench::workload::{Distribution, OperationMix};
 use farleaf_command_line::units;
 use farleaf_dex::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
 use farleaf_index::Boundaries;
@@ -70,8 +70,8 @@ pub(crate) struct BenchArguments {
     #[arg(long, value_enum, default_value = "coarse")]
     pub(crate) index: DesignName,
     /// Run this mix of operations, see below
-    #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = Mix::named)]
-    pub(super) workload: Mix,
+    #[arg(long, value_name = "NAME", default_value = "read-only", value_parser = OperationMix::named)]
+    pub(super) workload: OperationMix,
     /// Draw keys from this distribution: `uniform`, `zipfian:THETA` or `latest:THETA` [default:
     /// zipfian:0.99, for ycsb-d latest:0.99]
     #[arg(long, value_name = "KIND")]

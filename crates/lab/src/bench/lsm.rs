@@ -1,7 +1,7 @@
 //! Parser of `--lsm`: changes to the tree of the design `dlsm`.
 
 use farleaf_command_line::units;
-use farleaf_dlsm::{DlsmOptions, MergePlace};
+use farleaf_dlsm::{CompactionPlace, DlsmOptions};
 use farleaf_page::table::IndexKind;
 
 /// Bits per key of the Bloom filters, those of the paper.
@@ -20,7 +20,7 @@ pub(super) enum LsmChange {
     /// The index of each table.
     Index(IndexKind),
     /// Where merges run.
-    Merges(MergePlace),
+    Merges(CompactionPlace),
     /// Tables of level 0 at which writers wait.
     Level0Stop(usize),
     /// Closed MemTables that wait for their flush.
@@ -82,9 +82,9 @@ pub(super) fn change(text: &str) -> Result<LsmChange, String> {
             let block_bytes = bytes as u32;
             LsmChange::Index(IndexKind::Blocks { block_bytes, bloom_bits: BLOOM_BITS })
         }
-        ("merges", "compute") => LsmChange::Merges(MergePlace::Compute),
-        ("merges", "memory") => LsmChange::Merges(MergePlace::Memory),
-        ("merges", "cost") => LsmChange::Merges(MergePlace::ByCost),
+        ("merges", "compute") => LsmChange::Merges(CompactionPlace::Compute),
+        ("merges", "memory") => LsmChange::Merges(CompactionPlace::Memory),
+        ("merges", "cost") => LsmChange::Merges(CompactionPlace::ByCost),
         ("level0-stop", _) => LsmChange::Level0Stop(within(4, 1_000)? as usize),
         ("immutables", _) => LsmChange::Immutables(within(1, 64)? as usize),
         ("workers", _) => LsmChange::Workers(within(1, 16)? as usize),
@@ -102,7 +102,7 @@ mod tests {
         let blocks = IndexKind::Blocks { block_bytes: 8192, bloom_bits: 10 };
         assert_eq!(change("index=blocks:8Ki"), Ok(LsmChange::Index(blocks)));
         assert_eq!(change("table=64Mi"), Ok(LsmChange::Table(64 << 20)));
-        assert_eq!(change("merges=cost"), Ok(LsmChange::Merges(MergePlace::ByCost)));
+        assert_eq!(change("merges=cost"), Ok(LsmChange::Merges(CompactionPlace::ByCost)));
         assert_eq!(change("write-queue"), Ok(LsmChange::WriteQueue));
         for wrong in [
             "",

@@ -57,7 +57,7 @@ impl BenchPlan {
         }
         match &self.form {
             KeysAndValues::Numbers => {
-                let task = Bench { plan: self, form: NumberForm };
+                let task = BenchCommand { plan: self, form: NumberForm };
                 designs::run::<Fixed8, _>(self.design, &self.index, &self.fabric, task)
             }
             KeysAndValues::Strings(strings) => self.run_strings(strings),
@@ -71,7 +71,7 @@ impl BenchPlan {
             designs::FabricConfig::Sim(_) => strings.clone(),
             _ => strings.clone().undecoded(),
         };
-        let task = Bench { plan: self, form };
+        let task = BenchCommand { plan: self, form };
         designs::run::<Bytes<CHOSEN>, _>(self.design, &options, &self.fabric, task)
     }
 }
@@ -200,12 +200,12 @@ fn of_blocks(report: &Report) -> String {
     )
 }
 
-struct Bench<'a, O> {
+struct BenchCommand<'a, O> {
     plan: &'a BenchPlan,
     form: O,
 }
 
-impl<O: KeyValueForm> DesignTask<O::Layout> for Bench<'_, O> {
+impl<O: KeyValueForm> DesignTask<O::Layout> for BenchCommand<'_, O> {
     type Output = anyhow::Result<Report>;
 
     fn run<D: Design<O::Layout>>(

@@ -1,7 +1,7 @@
 //! The options and output of timelines and shifting hotspots.
 
 use super::arguments::BenchArguments;
-use crate::plot::{Axes, Curve, Plot};
+use crate::plot::{CurvePlot, PlotAxes, PlotCurve};
 use anyhow::Context;
 use farleaf_bench::driver::MeasurementMoment;
 use farleaf_bench::report::Report;
@@ -112,14 +112,14 @@ impl TimelineFolder {
 }
 
 /// The curve of all operations, and one for each compute server if there are few.
-fn plot(timeline: &Timeline, title: &str, caption: &str) -> Plot {
+fn plot(timeline: &Timeline, title: &str, caption: &str) -> CurvePlot {
     let middle_ms = |interval: usize| {
         (timeline.start_ns(interval) as f64 + timeline.length_ns(interval) as f64 / 2.0) / 1e6
     };
     let curve = |name: String, rates: Vec<f64>| {
         let points = rates.into_iter().enumerate();
         let points = points.map(|(at, rate)| (middle_ms(at), rate)).collect();
-        Curve { name, points, ..Curve::default() }
+        PlotCurve { name, points, ..PlotCurve::default() }
     };
     let servers = match timeline.compute_servers.len() {
         few @ 2..=MAX_CURVES => few,
@@ -128,12 +128,12 @@ fn plot(timeline: &Timeline, title: &str, caption: &str) -> Plot {
     let of_servers =
         (0..servers).map(|one| curve(format!("compute server {one}"), timeline.ops_per_s_of(one)));
     let all = curve("all".to_owned(), timeline.ops_per_s());
-    Plot {
+    CurvePlot {
         title: title.to_owned(),
         caption: caption.to_owned(),
         x: "time, ms",
         y: "operations/s",
-        axes: Axes::default(),
+        axes: PlotAxes::default(),
         curves: std::iter::once(all).chain(of_servers).collect(),
         dots: false,
         marks: timeline

@@ -14,7 +14,7 @@ use farleaf_bench::sizing::{
 };
 use farleaf_bench::timeline::Interval;
 use farleaf_bench::trace::{Trace, TraceFormat, read_trace};
-use farleaf_bench::workload::{Harness, StreamConfig, WorkloadOperation};
+use farleaf_bench::workload::{HarnessDeviations, StreamConfig, WorkloadOperation};
 use farleaf_command_line::output;
 use farleaf_command_line::usage;
 use farleaf_dex::DexOptions;
@@ -104,7 +104,7 @@ impl BenchPlan {
                     clustered: arguments.clustered,
                     keys: keys.clone(),
                     seed: arguments.seed,
-                    harness: Harness {
+                    harness: HarnessDeviations {
                         upserts_among_more: arguments.upserts_among_more,
                         keeps_values: arguments.keep_values,
                         scans_intervals: arguments.scan_intervals,

@@ -2,16 +2,16 @@
 //! Foe?*: figures of page faults under TPC-H and TPC-DS, which this command does not run.
 //! `docs/far-memory.md` has those that the examples of `crates/far-alloc` run.
 
-use super::experiment::{Paper, PaperClaim, PaperFigure, Scale, Size};
+use super::experiment::{PaperClaim, PaperFigure, PaperFigures, RunScale, RunSize};
 
 /// The rows to reproduce from the paper about allocators.
-pub(super) const ALLOCATOR: Paper = Paper {
+pub(super) const ALLOCATOR: PaperFigures = PaperFigures {
     name: "allocator",
     citation: "Weisgut et al., Separated Allocator Metadata in Disaggregated In-Memory Databases: Friend or Foe?",
     sizes: &[
-        Size { scale: Scale::Small, keys: 1_000_000, operations: 300_000, warm_up: 0 },
-        Size { scale: Scale::Medium, keys: 10_000_000, operations: 300_000, warm_up: 0 },
-        Size { scale: Scale::Paper, keys: 100_000_000, operations: 300_000, warm_up: 0 },
+        RunSize { scale: RunScale::Small, keys: 1_000_000, operations: 300_000, warm_up: 0 },
+        RunSize { scale: RunScale::Medium, keys: 10_000_000, operations: 300_000, warm_up: 0 },
+        RunSize { scale: RunScale::Paper, keys: 100_000_000, operations: 300_000, warm_up: 0 },
     ],
     figures: &[PaperFigure::statements(
         "5-9",

@@ -1,6 +1,8 @@
 //! Judges claims against the points of a figure.
 
-use super::experiment::{ClaimRule, ClaimValue, FigurePosition, Metric, PaperClaim, Scale};
+use super::experiment::{
+    ClaimRule, ClaimValue, FigurePosition, PaperClaim, ReportMetric, RunScale,
+};
 use super::points::MeasuredPoint;
 
 /// Whether a claim holds.
@@ -35,7 +37,7 @@ pub(super) struct JudgedClaim {
 }
 
 /// Judges a claim.
-pub(super) fn judge(claim: &PaperClaim, points: &[MeasuredPoint], scale: Scale) -> JudgedClaim {
+pub(super) fn judge(claim: &PaperClaim, points: &[MeasuredPoint], scale: RunScale) -> JudgedClaim {
     let judged = |ours, verdict, why: &str| JudgedClaim {
         claim: *claim,
         ours,
@@ -65,7 +67,7 @@ enum AbsentValue {
 }
 
 fn value(value: &ClaimValue, points: &[MeasuredPoint]) -> Result<f64, AbsentValue> {
-    let at = |metric: Metric, spot: FigurePosition| {
+    let at = |metric: ReportMetric, spot: FigurePosition| {
         let (_, row, x) = spot;
         let Some(point) = points.iter().find(|point| point.is_at(spot)) else {
             return Err(AbsentValue::Point(format!("`{row}` at {x} was left out")));
@@ -176,19 +178,19 @@ mod tests {
     }
 
     fn verdict(claim: &PaperClaim, points: &[MeasuredPoint]) -> ClaimVerdict {
-        judge(claim, points, Scale::Small).verdict
+        judge(claim, points, RunScale::Small).verdict
     }
 
     #[test]
     fn a_count_outside_its_tolerance_differs() {
         let claim = PaperClaim::new(
             "0.33 READs",
-            ClaimValue::Of(Metric::Reads, ("a", "dex", 1.0)),
+            ClaimValue::Of(ReportMetric::Reads, ("a", "dex", 1.0)),
             ClaimRule::Within(0.33, COUNT),
         )
         .because("the reason");
         assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[0.345])]), ClaimVerdict::Holds);
-        let judged = judge(&claim, &[point(ROW, 1.0, &[0.35])], Scale::Small);
+        let judged = judge(&claim, &[point(ROW, 1.0, &[0.35])], RunScale::Small);
         assert_eq!((judged.verdict, &*judged.why), (ClaimVerdict::Differs, "the reason"));
         assert_eq!(judged.ours, Some(0.35));
         let nan = [point(ROW, 1.0, &[f64::NAN])];
@@ -209,7 +211,7 @@ mod tests {
     fn the_median_of_the_seeds_counts() {
         let claim = PaperClaim::new(
             "",
-            ClaimValue::Of(Metric::Reads, ("a", "dex", 1.0)),
+            ClaimValue::Of(ReportMetric::Reads, ("a", "dex", 1.0)),
             ClaimRule::Within(1.0, COUNT),
         );
         assert_eq!(verdict(&claim, &[point(ROW, 1.0, &[9.0, 1.0, 0.5])]), ClaimVerdict::Holds);
@@ -218,7 +220,7 @@ mod tests {
 
     #[test]
     fn orderings_are_exact_at_every_position() {
-        let metric = Metric::Throughput;
+        let metric = ReportMetric::Throughput;
         let value =
             ClaimValue::Least { metric, panel: "a", rows: ["dex", "other"], from: 1.0, to: 2.0 };
         let claim = PaperClaim::new("", value, ClaimRule::AtLeast(1.0));
@@ -241,7 +243,7 @@ mod tests {
     #[test]
     fn ratios_have_a_factor_on_both_sides() {
         let spots = [("a", "dex", 1.0), ("a", "dex", 2.0)];
-        let value = ClaimValue::Ratio(Metric::Throughput, spots[0], spots[1]);
+        let value = ClaimValue::Ratio(ReportMetric::Throughput, spots[0], spots[1]);
         let claim = PaperClaim::new("", value, ClaimRule::Factor(3.0, RATIO));
         for (ours, expected) in [
             (1.9, ClaimVerdict::Differs),
@@ -256,14 +258,14 @@ mod tests {
 
     #[test]
     fn what_did_not_run_is_not_judged() {
-        let value = ClaimValue::Of(Metric::Reads, ("a", "other", 1.0));
+        let value = ClaimValue::Of(ReportMetric::Reads, ("a", "other", 1.0));
         let claim = PaperClaim::new("", value, ClaimRule::Within(1.0, COUNT));
-        let missing = judge(&claim, &[point(OTHER, 1.0, &[])], Scale::Small);
+        let missing = judge(&claim, &[point(OTHER, 1.0, &[])], RunScale::Small);
         assert_eq!(missing.verdict, ClaimVerdict::NotRun);
         assert_eq!(missing.why, "needs the design `no-design`");
         assert_eq!(verdict(&claim, &[]), ClaimVerdict::NotRun);
         let unsaid = PaperClaim::unsaid("", "no locks in virtual time");
-        let judged = judge(&unsaid, &[], Scale::Paper);
+        let judged = judge(&unsaid, &[], RunScale::Paper);
         assert_eq!(
             (judged.verdict, &*judged.why),
             (ClaimVerdict::CannotBeSaid, "no locks in virtual time")
@@ -272,12 +274,12 @@ mod tests {
 
     #[test]
     fn a_small_run_does_not_judge_what_depends_on_size() {
-        let value = ClaimValue::Of(Metric::Reads, ("a", "dex", 1.0));
-        let claim = PaperClaim::new("", value, ClaimRule::Within(1.0, COUNT)).from(Scale::Paper);
+        let value = ClaimValue::Of(ReportMetric::Reads, ("a", "dex", 1.0));
+        let claim = PaperClaim::new("", value, ClaimRule::Within(1.0, COUNT)).from(RunScale::Paper);
         let points = [point(ROW, 1.0, &[2.0])];
-        let small = judge(&claim, &points, Scale::Medium);
+        let small = judge(&claim, &points, RunScale::Medium);
         assert_eq!((small.verdict, small.ours), (ClaimVerdict::CannotBeSaid, Some(2.0)));
-        assert_eq!(judge(&claim, &points, Scale::Paper).verdict, ClaimVerdict::Differs);
+        assert_eq!(judge(&claim, &points, RunScale::Paper).verdict, ClaimVerdict::Differs);
     }
 
     #[test]

@@ -7,29 +7,39 @@
 //! keys to the values that they already have. That row does not offload, because in Table 2 the
 //! paper hardly does; an additional row offloads according to our cost estimate.
 
-use super::experiment::Metric::{
+use super::experiment::ReportMetric::{
     Atomics, Bytes, HitRatio, MoveSeconds, Reads, Remote, Throughput, TwoSided, Writes,
 };
 use super::experiment::{
-    AxisPosition, BY_MAGNITUDE, BYTES, COUNT, ClaimRule, ClaimValue, DOUBLING, FigurePosition,
-    FigureRow, FigureShape, LINEAR, Metric, Panel, Paper, PaperClaim, PaperFigure, RATIO, Scale,
-    Size,
+    AxisPosition, BY_MAGNITUDE, BYTES, COUNT, ClaimRule, ClaimValue, DOUBLING, FigurePanel,
+    FigurePosition, FigureRow, FigureShape, LINEAR, PaperClaim, PaperFigure, PaperFigures, RATIO,
+    ReportMetric, RunScale, RunSize,
 };
 
 /// The rows to reproduce from the DEX paper.
-pub(super) const DEX: Paper = Paper {
+pub(super) const DEX: PaperFigures = PaperFigures {
     name: "dex",
     citation: "Lu et al., DEX: Scalable Range Indexing on Disaggregated Memory (VLDB 2024)",
     sizes: &[
-        Size { scale: Scale::Small, keys: 2_000_000, operations: 300_000, warm_up: 600_000 },
-        Size { scale: Scale::Medium, keys: 20_000_000, operations: 2_000_000, warm_up: 6_000_000 },
-        Size { scale: Scale::Paper, keys: 200_000_000, operations: 2_000_000, warm_up: 10_000_000 },
+        RunSize { scale: RunScale::Small, keys: 2_000_000, operations: 300_000, warm_up: 600_000 },
+        RunSize {
+            scale: RunScale::Medium,
+            keys: 20_000_000,
+            operations: 2_000_000,
+            warm_up: 6_000_000,
+        },
+        RunSize {
+            scale: RunScale::Paper,
+            keys: 200_000_000,
+            operations: 2_000_000,
+            warm_up: 10_000_000,
+        },
     ],
     figures: &[T2, F4, F5, F6, F7, F8, F9, F10, F11A, F11B, F12, SECTIONS, CHIME, TRACE],
 };
 
-const fn panel(name: &'static str, words: &'static str) -> Panel {
-    Panel { name, words, skewed: false, each: None }
+const fn panel(name: &'static str, words: &'static str) -> FigurePanel {
+    FigurePanel { name, words, skewed: false, each: None }
 }
 
 const fn row(name: &'static str, design: &'static str, words: &'static str) -> FigureRow {
@@ -41,7 +51,7 @@ const fn uncached(name: &'static str, design: &'static str, words: &'static str)
     FigureRow { name, design, words, caches: false }
 }
 
-const fn ratio(metric: Metric, over: FigurePosition, under: FigurePosition) -> ClaimValue {
+const fn ratio(metric: ReportMetric, over: FigurePosition, under: FigurePosition) -> ClaimValue {
     ClaimValue::Ratio(metric, over, under)
 }
 
@@ -96,7 +106,7 @@ const T2: PaperFigure = PaperFigure {
     shape: FigureShape::Lines(Remote),
     claims: &[
         PaperClaim::new("read-only: READs", t2(Reads, RO), ClaimRule::Within(0.33, COUNT))
-            .from(Scale::Paper)
+            .from(RunScale::Paper)
             .because(SIZE),
         PaperClaim::new("read-only: WRITEs", t2(Writes, RO), ClaimRule::Within(0.0, COUNT)),
         PaperClaim::new("read-only: atomics", t2(Atomics, RO), ClaimRule::Within(0.0, COUNT)),
@@ -105,22 +115,22 @@ const T2: PaperFigure = PaperFigure {
             ClaimValue::Of(TwoSided, (RO, "DEX as published, offloading", 144.0)),
             ClaimRule::Within(0.0, COUNT),
         )
-        .from(Scale::Paper)
+        .from(RunScale::Paper)
         .because(
             "our cost estimate offloads missing leaves too; the paper does not give its factor c",
         ),
         PaperClaim::new("read-only: bytes", t2(Bytes, RO), ClaimRule::Within(333.9, BYTES))
-            .from(Scale::Paper)
+            .from(RunScale::Paper)
             .because(SIZE),
         PaperClaim::new("write-intensive: READs", t2(Reads, WI), ClaimRule::Within(0.33, COUNT))
-            .from(Scale::Paper)
+            .from(RunScale::Paper)
             .because(SIZE),
         PaperClaim::new("write-intensive: WRITEs", t2(Writes, WI), ClaimRule::Within(0.19, COUNT))
-            .from(Scale::Paper)
+            .from(RunScale::Paper)
             .because(SIZE),
         PaperClaim::new("write-intensive: atomics", t2(Atomics, WI), ClaimRule::Within(0.0, COUNT)),
         PaperClaim::new("write-intensive: bytes", t2(Bytes, WI), ClaimRule::Within(524.1, BYTES))
-            .from(Scale::Paper)
+            .from(RunScale::Paper)
             .because(SIZE),
         PaperClaim::new(
             "write-intensive: bytes over those of read-only",
@@ -137,7 +147,7 @@ const T2: PaperFigure = PaperFigure {
             ratio(Remote, at_t2(RO), (RO, BY_VERSIONS, 144.0)),
             ClaimRule::Factor(0.11, RATIO),
         )
-        .from(Scale::Paper),
+        .from(RunScale::Paper),
         PaperClaim::new(
             "Sherman, read-only: READs",
             ClaimValue::Of(Reads, (RO, BY_VERSIONS, 144.0)),
@@ -153,7 +163,7 @@ const T2: PaperFigure = PaperFigure {
             ClaimValue::Of(Reads, (WI, BY_VERSIONS, 144.0)),
             ClaimRule::Within(2.71, COUNT),
         )
-        .from(Scale::Paper)
+        .from(RunScale::Paper)
         .because(
             "without repetitions it is 2.5, and how often a leaf is read again depends on timing",
         ),
@@ -182,42 +192,42 @@ const T2: PaperFigure = PaperFigure {
             ClaimValue::Of(Reads, (RO, "SMART", 144.0)),
             ClaimRule::Within(1.44, COUNT),
         )
-        .from(Scale::Paper)
+        .from(RunScale::Paper)
         .because(SIZE),
         PaperClaim::new(
             "SMART, read-only: bytes",
             ClaimValue::Of(Bytes, (RO, "SMART", 144.0)),
             ClaimRule::Within(997.0, BYTES),
         )
-        .from(Scale::Paper)
+        .from(RunScale::Paper)
         .because(SIZE),
         PaperClaim::new(
             "SMART, write-intensive: WRITEs",
             ClaimValue::Of(Writes, (WI, "SMART", 144.0)),
             ClaimRule::Within(0.11, COUNT),
         )
-        .from(Scale::Paper)
+        .from(RunScale::Paper)
         .because(UNCHANGED),
         PaperClaim::new(
             "P-SMART, read-only: READs",
             ClaimValue::Of(Reads, (RO, "P-SMART", 144.0)),
             ClaimRule::Within(1.15, COUNT),
         )
-        .from(Scale::Paper)
+        .from(RunScale::Paper)
         .because(SIZE),
         PaperClaim::new(
             "P-SMART, read-only: bytes",
             ClaimValue::Of(Bytes, (RO, "P-SMART", 144.0)),
             ClaimRule::Within(397.0, BYTES),
         )
-        .from(Scale::Paper)
+        .from(RunScale::Paper)
         .because(SIZE),
         PaperClaim::new(
             "P-SMART, write-intensive: WRITEs",
             ClaimValue::Of(Writes, (WI, "P-SMART", 144.0)),
             ClaimRule::Within(0.13, COUNT),
         )
-        .from(Scale::Paper)
+        .from(RunScale::Paper)
         .because(UNCHANGED),
         PaperClaim::new(
             "77% fewer than SMART",
@@ -246,7 +256,7 @@ const fn at_t2(panel: &'static str) -> FigurePosition {
     (panel, "DEX as published", 144.0)
 }
 
-const fn t2(metric: Metric, panel: &'static str) -> ClaimValue {
+const fn t2(metric: ReportMetric, panel: &'static str) -> ClaimValue {
     ClaimValue::Of(metric, at_t2(panel))
 }
 
@@ -296,7 +306,7 @@ const F5: PaperFigure = PaperFigure {
 
 const F5P: &str = "read-intensive (the paper names no mix)";
 
-const MIXES: &[Panel] = &[
+const MIXES: &[FigurePanel] = &[
     panel("read-only", "--workload read-only"),
     panel("read-intensive", "--workload read-intensive"),
     panel("write-intensive", "--workload write-intensive"),
@@ -534,11 +544,11 @@ const F10: PaperFigure = PaperFigure {
     shape: FigureShape::Lines(MoveSeconds),
     claims: &[
         PaperClaim::new("256 MB: done within 2 s", moved(8.0), ClaimRule::AtMost(2.0))
-            .from(Scale::Paper),
+            .from(RunScale::Paper),
         PaperClaim::new("512 MB: done within 2 s", moved(16.0), ClaimRule::AtMost(2.0))
-            .from(Scale::Paper),
+            .from(RunScale::Paper),
         PaperClaim::new("1024 MB: done within 2 s", moved(32.0), ClaimRule::AtMost(2.0))
-            .from(Scale::Paper),
+            .from(RunScale::Paper),
         PaperClaim::new(
             "larger caches take longer: 1024 MB over 256 MB",
             ratio(MoveSeconds, ("repartitioning", "DEX", 32.0), ("repartitioning", "DEX", 8.0)),

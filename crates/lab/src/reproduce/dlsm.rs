@@ -10,20 +10,20 @@
 //! without waiting, and their merges take as long for each record as its own, so they are faster
 //! than what they stand for. There is no stand-in for Nova-LSM. Sherman and DEX are this project's.
 
-use super::experiment::Metric::{PoolOverRaw, Throughput};
+use super::experiment::ReportMetric::{PoolOverRaw, Throughput};
 use super::experiment::{
-    AxisPosition, BYTES, ClaimRule, ClaimValue, DOUBLING, FigurePosition, FigureRow, FigureShape,
-    LINEAR, Panel, Paper, PaperClaim, PaperFigure, RATIO, Scale, Size,
+    AxisPosition, BYTES, ClaimRule, ClaimValue, DOUBLING, FigurePanel, FigurePosition, FigureRow,
+    FigureShape, LINEAR, PaperClaim, PaperFigure, PaperFigures, RATIO, RunScale, RunSize,
 };
 
 /// The rows to reproduce from the dLSM paper.
-pub(super) const DLSM: Paper = Paper {
+pub(super) const DLSM: PaperFigures = PaperFigures {
     name: "dlsm",
     citation: "Wang et al., dLSM: An LSM-Based Index for Memory Disaggregation (ICDE 2023)",
     sizes: &[
-        Size { scale: Scale::Small, keys: 200_000, operations: 100_000, warm_up: 0 },
-        Size { scale: Scale::Medium, keys: 1_000_000, operations: 500_000, warm_up: 0 },
-        Size { scale: Scale::Paper, keys: 100_000_000, operations: 2_000_000, warm_up: 0 },
+        RunSize { scale: RunScale::Small, keys: 200_000, operations: 100_000, warm_up: 0 },
+        RunSize { scale: RunScale::Medium, keys: 1_000_000, operations: 500_000, warm_up: 0 },
+        RunSize { scale: RunScale::Paper, keys: 100_000_000, operations: 2_000_000, warm_up: 0 },
     ],
     figures: &[F7A, F7B, F8, F9, F10, F11, F12, F13, F14, F15],
 };
@@ -70,15 +70,15 @@ const DEX: FigureRow = FigureRow {
 const TREES: &[FigureRow] = &[OURS, PUBLISHED, ROCKS_8K, ROCKS_2K, MEMORY_ROCKS];
 const ALL: &[FigureRow] = &[OURS, PUBLISHED, ROCKS_8K, ROCKS_2K, MEMORY_ROCKS, SHERMAN, DEX];
 
-const fn panel(name: &'static str, words: &'static str) -> Panel {
-    Panel { name, words, skewed: false, each: None }
+const fn panel(name: &'static str, words: &'static str) -> FigurePanel {
+    FigurePanel { name, words, skewed: false, each: None }
 }
 
 const WRITES: &str = "writes";
 const READS: &str = "reads";
-const FILL: &[Panel] = &[panel(WRITES, "--workload fill-random")];
-const READ: &[Panel] = &[panel(READS, "--workload read-only --load random")];
-const BOTH: &[Panel] = &[FILL[0], READ[0]];
+const FILL: &[FigurePanel] = &[panel(WRITES, "--workload fill-random")];
+const READ: &[FigurePanel] = &[panel(READS, "--workload read-only --load random")];
+const BOTH: &[FigurePanel] = &[FILL[0], READ[0]];
 
 const THREADS: &[AxisPosition] = &[
     AxisPosition::new(1.0, 1, 1, ""),
@@ -341,7 +341,7 @@ const F11: PaperFigure = PaperFigure {
     id: "11",
     title: "Figure 11: scans of all records after a random fill, one thread",
     words: words!("--memory-servers 1 --server-cores 12 --load random"),
-    panels: &[Panel { each: Some(1), ..panel(SCAN, "--workload full-scan") }],
+    panels: &[FigurePanel { each: Some(1), ..panel(SCAN, "--workload full-scan") }],
     rows: ALL,
     x: "threads",
     xs: &[AxisPosition::new(1.0, 1, 1, "")],

@@ -4,13 +4,13 @@
 //! `farleaf-lab bench`. A claim is a statement of the paper, with a value computed from the points
 //! and a rule that the value must satisfy.
 
-use crate::plot::{Axes, Axis};
+use crate::plot::{AxisScale, PlotAxes};
 use clap::ValueEnum;
 use farleaf_bench::report::Report;
 
 /// How large a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Scale {
+pub(crate) enum RunScale {
     /// Minutes on one core
     Small,
     /// An hour or so
@@ -19,7 +19,7 @@ pub(crate) enum Scale {
     Paper,
 }
 
-impl Scale {
+impl RunScale {
     /// The name on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -32,8 +32,8 @@ impl Scale {
 
 /// The size of a paper's runs at one scale.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
-    pub(super) scale: Scale,
+pub(super) struct RunSize {
+    pub(super) scale: RunScale,
     pub(super) keys: u64,
     /// Operations to measure, if the panel does not define them per client.
     pub(super) operations: u64,
@@ -43,11 +43,11 @@ pub(super) struct Size {
 
 /// A paper and its figures.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Paper {
+pub(super) struct PaperFigures {
     /// The name on the command line.
     pub(super) name: &'static str,
     pub(super) citation: &'static str,
-    pub(super) sizes: &'static [Size],
+    pub(super) sizes: &'static [RunSize],
     pub(super) figures: &'static [PaperFigure],
 }
 
@@ -59,22 +59,22 @@ pub(super) struct PaperFigure {
     pub(super) title: &'static str,
     /// Arguments of all points.
     pub(super) words: &'static str,
-    pub(super) panels: &'static [Panel],
+    pub(super) panels: &'static [FigurePanel],
     pub(super) rows: &'static [FigureRow],
     /// Label of the x axis.
     pub(super) x: &'static str,
     pub(super) xs: &'static [AxisPosition],
-    pub(super) axes: Axes,
+    pub(super) axes: PlotAxes,
     pub(super) shape: FigureShape,
     pub(super) claims: &'static [PaperClaim],
 }
 
 impl PaperFigure {
     /// The metric that a plot shows.
-    pub(super) fn metric(&self) -> Metric {
+    pub(super) fn metric(&self) -> ReportMetric {
         match self.shape {
             FigureShape::Lines(metric) => metric,
-            FigureShape::Closed(_) | FigureShape::Statements => Metric::Throughput,
+            FigureShape::Closed(_) | FigureShape::Statements => ReportMetric::Throughput,
         }
     }
 
@@ -102,7 +102,7 @@ impl PaperFigure {
 
 /// A part of a figure that has its own plot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Panel {
+pub(super) struct FigurePanel {
     pub(super) name: &'static str,
     pub(super) words: &'static str,
     /// Whether records are placed as in [`AxisPosition::skewed`], instead of evenly.
@@ -156,19 +156,20 @@ impl AxisPosition {
 }
 
 /// Both axes start at 0 and are linear.
-pub(super) const LINEAR: Axes = Axes { x: Axis::Linear, y: Axis::Linear, top: None };
+pub(super) const LINEAR: PlotAxes =
+    PlotAxes { x: AxisScale::Linear, y: AxisScale::Linear, top: None };
 /// An x axis on which positions double.
-pub(super) const DOUBLING: Axes = Axes { x: Axis::Log(2.0), ..LINEAR };
+pub(super) const DOUBLING: PlotAxes = PlotAxes { x: AxisScale::Log(2.0), ..LINEAR };
 /// An x axis over powers of ten.
-pub(super) const TENFOLD: Axes = Axes { x: Axis::Log(10.0), ..LINEAR };
+pub(super) const TENFOLD: PlotAxes = PlotAxes { x: AxisScale::Log(10.0), ..LINEAR };
 /// A y axis over powers of ten.
-pub(super) const BY_MAGNITUDE: Axes = Axes { y: Axis::Log(10.0), ..LINEAR };
+pub(super) const BY_MAGNITUDE: PlotAxes = PlotAxes { y: AxisScale::Log(10.0), ..LINEAR };
 
 /// How a figure is shown.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FigureShape {
     /// This metric, with one curve per row if there are several positions.
-    Lines(Metric),
+    Lines(ReportMetric),
     /// Computed without a run.
     Closed(fn() -> Vec<ClosedCurve>),
     /// Claims only.
@@ -185,7 +186,7 @@ pub(super) struct ClosedCurve {
 
 /// A figure of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Metric {
+pub(super) enum ReportMetric {
     Throughput,
     Reads,
     Writes,
@@ -205,7 +206,7 @@ pub(super) enum Metric {
     PoolOverRaw,
 }
 
-impl Metric {
+impl ReportMetric {
     pub(super) fn of(self, report: &Report) -> f64 {
         let cost = &report.per_operation;
         match self {
@@ -259,11 +260,11 @@ pub(super) type FigurePosition = (&'static str, &'static str, f64);
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ClaimValue {
     /// A metric of one point.
-    Of(Metric, FigurePosition),
+    Of(ReportMetric, FigurePosition),
     /// A metric of the first point divided by that of the second.
-    Ratio(Metric, FigurePosition, FigurePosition),
+    Ratio(ReportMetric, FigurePosition, FigurePosition),
     /// In one panel, the smallest ratio of the first row to the second over these positions.
-    Least { metric: Metric, panel: &'static str, rows: [&'static str; 2], from: f64, to: f64 },
+    Least { metric: ReportMetric, panel: &'static str, rows: [&'static str; 2], from: f64, to: f64 },
     /// Computed without a run.
     Closed(fn() -> f64),
     /// A value that this program cannot show, with the reason.
@@ -298,21 +299,21 @@ pub(super) struct PaperClaim {
     pub(super) value: ClaimValue,
     pub(super) rule: ClaimRule,
     /// The smallest scale at which the statement can be checked.
-    pub(super) least: Scale,
+    pub(super) least: RunScale,
     /// Why the value differs, or cannot be shown.
     pub(super) because: &'static str,
 }
 
 impl PaperClaim {
     pub(super) const fn new(statement: &'static str, value: ClaimValue, rule: ClaimRule) -> Self {
-        Self { statement, value, rule, least: Scale::Small, because: "" }
+        Self { statement, value, rule, least: RunScale::Small, because: "" }
     }
 
     pub(super) const fn because(self, because: &'static str) -> Self {
         Self { because, ..self }
     }
 
-    pub(super) const fn from(self, least: Scale) -> Self {
+    pub(super) const fn from(self, least: RunScale) -> Self {
         Self { least, ..self }
     }
 

@@ -24,15 +24,15 @@ mod trees;
 use anyhow::Context;
 use claims::{ClaimVerdict, JudgedClaim, judge};
 use clap::{Args, ValueEnum};
-use experiment::{Paper, PaperFigure, Scale, Size};
+use experiment::{PaperFigure, PaperFigures, RunScale, RunSize};
 use farleaf_command_line::units;
 use farleaf_command_line::usage;
-use points::{MeasuredPoint, Selection};
+use points::{MeasuredPoint, PointSelection};
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::PathBuf;
 
-const PAPERS: &[&Paper] = &[&dex::DEX, &trees::TREES, &dlsm::DLSM, &allocator::ALLOCATOR];
+const PAPERS: &[&PaperFigures] = &[&dex::DEX, &trees::TREES, &dlsm::DLSM, &allocator::ALLOCATOR];
 
 /// The papers that can be reproduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -76,7 +76,7 @@ pub(crate) struct ExperimentOptions {
     /// Load as many records as this: dex 2M, 20M or 200M, trees 200k, 2M or 100M, dlsm 200k, 1M or
     /// 100M
     #[arg(long, value_enum, default_value = "small")]
-    scale: Scale,
+    scale: RunScale,
     /// Run this many points side by side
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<usize>(1, 256))]
     jobs: usize,
@@ -153,7 +153,7 @@ impl Ablation {
 /// A figure with its points and judged claims.
 #[derive(Debug)]
 struct FigureOutcome {
-    paper: &'static Paper,
+    paper: &'static PaperFigures,
     figure: &'static PaperFigure,
     points: Vec<MeasuredPoint>,
     /// Why points were left out.
@@ -184,7 +184,7 @@ pub(crate) fn run(arguments: &ReproduceArguments) -> anyhow::Result<bool> {
 
     let mut outcomes = Vec::new();
     for (paper, figure) in selected {
-        let selection = Selection {
+        let selection = PointSelection {
             size: size(paper, arguments),
             seeds: (arguments.seed..arguments.seed + arguments.seeds).collect(),
             designs: &arguments.design,
@@ -214,8 +214,8 @@ pub(crate) fn run(arguments: &ReproduceArguments) -> anyhow::Result<bool> {
 /// The figures that the options select.
 fn selected(
     arguments: &ReproduceArguments,
-) -> anyhow::Result<Vec<(&'static Paper, &'static PaperFigure)>> {
-    let papers: Vec<&'static Paper> = match arguments.paper {
+) -> anyhow::Result<Vec<(&'static PaperFigures, &'static PaperFigure)>> {
+    let papers: Vec<&'static PaperFigures> = match arguments.paper {
         Some(name) => vec![PAPERS[name as usize]],
         None => PAPERS.to_vec(),
     };
@@ -238,7 +238,7 @@ fn selected(
 
 fn check_designs(
     arguments: &ExperimentOptions,
-    selected: &[(&'static Paper, &'static PaperFigure)],
+    selected: &[(&'static PaperFigures, &'static PaperFigure)],
 ) -> anyhow::Result<()> {
     let mut known: Vec<&str> =
         selected.iter().flat_map(|(_, figure)| figure.rows).map(|row| row.design).collect();
@@ -252,7 +252,7 @@ fn check_designs(
     }
 }
 
-fn size(paper: &Paper, arguments: &ExperimentOptions) -> Size {
+fn size(paper: &PaperFigures, arguments: &ExperimentOptions) -> RunSize {
     let mut size = *paper
         .sizes
         .iter()
@@ -305,7 +305,9 @@ mod tests {
     fn every_paper_has_every_scale_and_unique_figures() {
         for paper in PAPERS {
             assert!(
-                Scale::value_variants().iter().all(|s| paper.sizes.iter().any(|p| p.scale == *s))
+                RunScale::value_variants()
+                    .iter()
+                    .all(|s| paper.sizes.iter().any(|p| p.scale == *s))
             );
             let ids: BTreeSet<&str> = paper.figures.iter().map(|figure| figure.id).collect();
             assert_eq!(ids.len(), paper.figures.len(), "{}", paper.name);

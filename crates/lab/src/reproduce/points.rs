@@ -1,7 +1,7 @@
 //! The points of a figure: their command lines, and the reports of their runs.
 
 use super::experiment::{
-    AxisPosition, FigurePosition, FigureRow, Metric, Panel, PaperFigure, Size,
+    AxisPosition, FigurePanel, FigurePosition, FigureRow, PaperFigure, ReportMetric, RunSize,
 };
 use crate::designs::DesignName;
 use clap::ValueEnum;
@@ -10,8 +10,8 @@ use std::path::Path;
 
 /// Settings of the command line that apply to all points.
 #[derive(Clone, Debug)]
-pub(super) struct Selection<'a> {
-    pub(super) size: Size,
+pub(super) struct PointSelection<'a> {
+    pub(super) size: RunSize,
     /// Seeds of the runs of each point.
     pub(super) seeds: Vec<u64>,
     /// Designs to run; empty for all.
@@ -43,21 +43,21 @@ impl MeasuredPoint {
     }
 
     /// The metric of each seed, ascending.
-    pub(super) fn values(&self, metric: Metric) -> Vec<f64> {
+    pub(super) fn values(&self, metric: ReportMetric) -> Vec<f64> {
         let mut values: Vec<f64> = self.reports.iter().map(|report| metric.of(report)).collect();
         values.sort_by(f64::total_cmp);
         values
     }
 
     /// The median over the seeds; of two middle values, the lower one.
-    pub(super) fn median(&self, metric: Metric) -> Option<f64> {
+    pub(super) fn median(&self, metric: ReportMetric) -> Option<f64> {
         let values = self.values(metric);
         values.get(values.len().checked_sub(1)? / 2).copied()
     }
 
     /// The report with the median throughput.
     pub(super) fn typical(&self) -> Option<&Report> {
-        let middle = self.median(Metric::Throughput)?;
+        let middle = self.median(ReportMetric::Throughput)?;
         self.reports.iter().find(|report| report.throughput_ops_per_s == middle)
     }
 }
@@ -70,7 +70,7 @@ pub(super) fn is_there(design: &str) -> bool {
 /// The points of a figure without their reports, and why points were left out.
 pub(super) fn points(
     figure: &PaperFigure,
-    selection: &Selection<'_>,
+    selection: &PointSelection<'_>,
 ) -> (Vec<MeasuredPoint>, Vec<String>) {
     let mut points = Vec::new();
     let mut skipped = Vec::new();
@@ -113,11 +113,11 @@ pub(super) fn points(
 /// P` gives each compute server a cache of P% of the data, and `scan:P%` scans P% of the records.
 fn line(
     figure: &PaperFigure,
-    panel: &Panel,
+    panel: &FigurePanel,
     row: &FigureRow,
     at: &AxisPosition,
     seed: u64,
-    selection: &Selection<'_>,
+    selection: &PointSelection<'_>,
 ) -> String {
     let size = &selection.size;
     let keys = ((size.keys as f64 * at.keys).round() as u64).max(1);

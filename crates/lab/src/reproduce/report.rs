@@ -2,11 +2,11 @@
 
 use super::claims::{ClaimVerdict, digits};
 use super::experiment::{
-    ClaimRule, ClaimValue, ClosedCurve, FigurePosition, FigureShape, Metric, Panel,
+    ClaimRule, ClaimValue, ClosedCurve, FigurePanel, FigurePosition, FigureShape, ReportMetric,
 };
 use super::points::MeasuredPoint;
 use super::{ExperimentOptions, FigureOutcome};
-use crate::plot::{Axes, Axis, Bars, Curve, Plot};
+use crate::plot::{AxisScale, BarColumn, CurvePlot, PlotAxes, PlotCurve};
 use anyhow::Context;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -111,7 +111,7 @@ fn csv(outcome: &FigureOutcome) -> String {
                 cost.remote(),
                 cost.retries,
                 report.cache.hit_ratio,
-                Metric::NetworkRate.of(report),
+                ReportMetric::NetworkRate.of(report),
                 report.placement_level.map_or(String::new(), |level| level.to_string()),
                 line.replace('"', "\"\""),
             );
@@ -159,16 +159,16 @@ fn verdicts(outcomes: &[FigureOutcome]) -> Vec<[String; 6]> {
 const HEADER: [&str; 6] = ["figure", "the paper's statement", "paper", "ours", "verdict", "why"];
 
 /// The metrics shown in the tables of points.
-const SHOWN: [Metric; 9] = [
-    Metric::Throughput,
-    Metric::P50,
-    Metric::P99,
-    Metric::Reads,
-    Metric::Writes,
-    Metric::Atomics,
-    Metric::TwoSided,
-    Metric::Bytes,
-    Metric::HitRatio,
+const SHOWN: [ReportMetric; 9] = [
+    ReportMetric::Throughput,
+    ReportMetric::P50,
+    ReportMetric::P99,
+    ReportMetric::Reads,
+    ReportMetric::Writes,
+    ReportMetric::Atomics,
+    ReportMetric::TwoSided,
+    ReportMetric::Bytes,
+    ReportMetric::HitRatio,
 ];
 
 /// The table of a figure's points.
@@ -287,12 +287,12 @@ fn html(
 }
 
 /// Something to draw.
-enum Picture {
-    Curves(Plot),
-    Bars(Bars),
+enum ReportPicture {
+    Curves(CurvePlot),
+    Bars(BarColumn),
 }
 
-impl Picture {
+impl ReportPicture {
     fn draw(&self, path: &Path) -> anyhow::Result<()> {
         match self {
             Self::Curves(plot) => plot.draw(path),
@@ -302,42 +302,42 @@ impl Picture {
 }
 
 /// The pictures of a figure: curves if it has several positions, bars if it has one.
-fn pictures_of(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Picture> {
+fn pictures_of(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<ReportPicture> {
     match outcome.figure.xs.iter().filter(|at| !at.real).count() {
-        1 => bars(outcome, arguments).into_iter().map(Picture::Bars).collect(),
+        1 => bars(outcome, arguments).into_iter().map(ReportPicture::Bars).collect(),
         _ => {
             let plots = plots(outcome, arguments).into_iter();
-            plots.chain(distributions(outcome, arguments)).map(Picture::Curves).collect()
+            plots.chain(distributions(outcome, arguments)).map(ReportPicture::Curves).collect()
         }
     }
 }
 
 /// Whether a figure is about latencies.
 fn shows_distributions(outcome: &FigureOutcome) -> bool {
-    matches!(outcome.figure.shape, FigureShape::Lines(Metric::P50 | Metric::P99))
+    matches!(outcome.figure.shape, FigureShape::Lines(ReportMetric::P50 | ReportMetric::P99))
 }
 
 /// For figures of latencies: their distribution at the last position, with a plot for each panel.
-fn distributions(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Plot> {
+fn distributions(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<CurvePlot> {
     let figure = outcome.figure;
     let Some(last) = figure.xs.last().filter(|_| shows_distributions(outcome)) else {
         return Vec::new();
     };
-    let plot = |panel: &Panel| {
+    let plot = |panel: &FigurePanel| {
         let points = outcome.points.iter();
         let points = points.filter(|point| point.panel == panel.name && point.at.x == last.x);
         let curve = |point: &MeasuredPoint| {
             let latencies = point.typical()?.latencies.iter();
             let points: Vec<_> = latencies.map(|(share, ns)| (*ns as f64, *share)).collect();
             let name = point.row.name.to_owned();
-            (!points.is_empty()).then(|| Curve { name, points, ..Curve::default() })
+            (!points.is_empty()).then(|| PlotCurve { name, points, ..PlotCurve::default() })
         };
-        Plot {
+        CurvePlot {
             title: format!("{}: {}, {} {}", figure.title, panel.name, last.x, figure.x),
             caption: caption(outcome, arguments),
             x: "latency, ns",
             y: "share of the operations",
-            axes: Axes { x: Axis::Log(10.0), y: Axis::Linear, top: Some(1.0) },
+            axes: PlotAxes { x: AxisScale::Log(10.0), y: AxisScale::Linear, top: Some(1.0) },
             curves: points.filter_map(curve).collect(),
             dots: false,
             marks: Vec::new(),
@@ -348,7 +348,7 @@ fn distributions(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<
 }
 
 /// One plot for each panel, with a bar for each row.
-fn bars(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Bars> {
+fn bars(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<BarColumn> {
     let metric = outcome.figure.metric();
     let panels = outcome.figure.panels.iter().map(|panel| {
         let points = outcome.points.iter().filter(|p| p.panel == panel.name && !p.at.real);
@@ -356,7 +356,7 @@ fn bars(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Bars> {
             let value = point.median(metric)?;
             Some((point.row.name.to_owned(), value, digits(value)))
         });
-        Bars {
+        BarColumn {
             title: format!("{}: {}, {}", outcome.figure.title, panel.name, metric.label()),
             caption: caption(outcome, arguments),
             bars: bar.collect(),
@@ -371,7 +371,12 @@ fn caption(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> String {
 
 /// The paper's values for a metric of a row, as points. Each is a figure, or a ratio multiplied by
 /// our figure for the row in its denominator.
-fn stated(outcome: &FigureOutcome, metric: Metric, panel: &str, row: &str) -> Vec<(f64, f64)> {
+fn stated(
+    outcome: &FigureOutcome,
+    metric: ReportMetric,
+    panel: &str,
+    row: &str,
+) -> Vec<(f64, f64)> {
     let ours = |spot: FigurePosition| {
         outcome.points.iter().find(|point| point.is_at(spot))?.median(metric)
     };
@@ -388,10 +393,10 @@ fn stated(outcome: &FigureOutcome, metric: Metric, panel: &str, row: &str) -> Ve
 }
 
 /// One plot for each panel with curves of two or more points.
-fn plots(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Plot> {
+fn plots(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<CurvePlot> {
     let figure = outcome.figure;
-    let mut panels: Vec<(String, &'static str, Vec<Curve>)> = Vec::new();
-    let mut add = |panel: &str, y, curve: Curve| {
+    let mut panels: Vec<(String, &'static str, Vec<PlotCurve>)> = Vec::new();
+    let mut add = |panel: &str, y, curve: PlotCurve| {
         if curve.points.len() < 2 {
             return;
         }
@@ -402,7 +407,11 @@ fn plots(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Plot> {
     };
     if let FigureShape::Closed(compute) = figure.shape {
         for ClosedCurve { panel, row, points } in compute() {
-            add(panel, "queries/s", Curve { name: row.to_owned(), points, ..Curve::default() });
+            add(
+                panel,
+                "queries/s",
+                PlotCurve { name: row.to_owned(), points, ..PlotCurve::default() },
+            );
         }
     }
     let metric = figure.metric();
@@ -418,7 +427,7 @@ fn plots(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Plot> {
                 let (low, high) = (*values.first()?, *values.last()?);
                 (low < high).then_some((point.at.x, low, high))
             };
-            let curve = Curve {
+            let curve = PlotCurve {
                 name: row.name.to_owned(),
                 points: of_curve().filter_map(median).collect(),
                 spans: of_curve().filter_map(span).collect(),
@@ -427,7 +436,7 @@ fn plots(outcome: &FigureOutcome, arguments: &ExperimentOptions) -> Vec<Plot> {
             add(panel.name, metric.label(), curve);
         }
     }
-    let plot = |(panel, y, curves): (String, &'static str, Vec<Curve>)| Plot {
+    let plot = |(panel, y, curves): (String, &'static str, Vec<PlotCurve>)| CurvePlot {
         title: format!("{}: {panel}", figure.title),
         caption: match curves.iter().all(|curve| curve.stated.is_empty()) {
             true => caption(outcome, arguments),

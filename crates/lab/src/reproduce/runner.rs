@@ -16,15 +16,19 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 /// The reports by command line.
-pub(super) type Reports = BTreeMap<String, Report>;
+pub(super) type ReportsByCommand = BTreeMap<String, Report>;
 
 /// Runs every line that has no report yet, at most `jobs` at the same time.
 ///
 /// Lines that use real threads run last and alone, so that others do not disturb them.
-pub(super) fn run(lines: &BTreeSet<String>, folder: &Path, jobs: usize) -> anyhow::Result<Reports> {
+pub(super) fn run(
+    lines: &BTreeSet<String>,
+    folder: &Path,
+    jobs: usize,
+) -> anyhow::Result<ReportsByCommand> {
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let mut reports = Reports::new();
+    let mut reports = ReportsByCommand::new();
     let mut waiting = Vec::new();
     for line in lines {
         match stored(line, folder) {
@@ -49,10 +53,10 @@ fn run_side_by_side(
     folder: &Path,
     jobs: usize,
     done: &(dyn Fn() + Sync),
-) -> anyhow::Result<Reports> {
+) -> anyhow::Result<ReportsByCommand> {
     waiting.reverse();
     let workers = jobs.min(waiting.len());
-    let queue = Mutex::new((waiting, Ok(Reports::new())));
+    let queue = Mutex::new((waiting, Ok(ReportsByCommand::new())));
     std::thread::scope(|scope| {
         for _ in 0..workers {
             scope.spawn(|| {

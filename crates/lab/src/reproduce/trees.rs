@@ -6,21 +6,22 @@
 //! same fractions of the records as in the paper.
 
 use super::analysis;
-use super::experiment::Metric::{Bytes, NetworkRate, P50, Throughput};
+use super::experiment::ReportMetric::{Bytes, NetworkRate, P50, Throughput};
 use super::experiment::{
-    AxisPosition, BY_MAGNITUDE, COUNT, ClaimRule, ClaimValue, DOUBLING, FigureRow, FigureShape,
-    LINEAR, Metric, Panel, Paper, PaperClaim, PaperFigure, RATIO, Scale, Size, TENFOLD,
+    AxisPosition, BY_MAGNITUDE, COUNT, ClaimRule, ClaimValue, DOUBLING, FigurePanel, FigureRow,
+    FigureShape, LINEAR, PaperClaim, PaperFigure, PaperFigures, RATIO, ReportMetric, RunScale,
+    RunSize, TENFOLD,
 };
 
 /// The rows to reproduce from the paper of Ziegler et al.
-pub(super) const TREES: Paper = Paper {
+pub(super) const TREES: PaperFigures = PaperFigures {
     name: "trees",
     citation: "Ziegler et al., Designing Distributed Tree-based Index Structures for Fast RDMA-capable \
                Networks (SIGMOD 2019)",
     sizes: &[
-        Size { scale: Scale::Small, keys: 200_000, operations: 0, warm_up: 0 },
-        Size { scale: Scale::Medium, keys: 2_000_000, operations: 0, warm_up: 0 },
-        Size { scale: Scale::Paper, keys: 100_000_000, operations: 0, warm_up: 0 },
+        RunSize { scale: RunScale::Small, keys: 200_000, operations: 0, warm_up: 0 },
+        RunSize { scale: RunScale::Medium, keys: 2_000_000, operations: 0, warm_up: 0 },
+        RunSize { scale: RunScale::Paper, keys: 100_000_000, operations: 0, warm_up: 0 },
     ],
     figures: &[
         T1,
@@ -49,21 +50,22 @@ const B1: &str = "B: ranges of 10%";
 const C: &str = "C: 5% inserts";
 const D: &str = "D: 50% inserts";
 
-const fn even(name: &'static str, words: &'static str, each: u64) -> Panel {
-    Panel { name, words, skewed: false, each: Some(each) }
+const fn even(name: &'static str, words: &'static str, each: u64) -> FigurePanel {
+    FigurePanel { name, words, skewed: false, each: Some(each) }
 }
 
-const fn skewed(panel: Panel) -> Panel {
-    Panel { skewed: true, ..panel }
+const fn skewed(panel: FigurePanel) -> FigurePanel {
+    FigurePanel { skewed: true, ..panel }
 }
 
-const POINTS: Panel = even(A, "--workload read-only", 100);
-const RANGES_3: Panel = even(B3, "--workload scan:0.1%", 100);
-const RANGES_2: Panel = even(B2, "--workload scan:1%", 20);
-const RANGES_1: Panel = even(B1, "--workload scan:10%", 2);
+const POINTS: FigurePanel = even(A, "--workload read-only", 100);
+const RANGES_3: FigurePanel = even(B3, "--workload scan:0.1%", 100);
+const RANGES_2: FigurePanel = even(B2, "--workload scan:1%", 20);
+const RANGES_1: FigurePanel = even(B1, "--workload scan:10%", 2);
 
-const EVEN: &[Panel] = &[POINTS, RANGES_3, RANGES_2, RANGES_1];
-const SKEWED: &[Panel] = &[skewed(POINTS), skewed(RANGES_3), skewed(RANGES_2), skewed(RANGES_1)];
+const EVEN: &[FigurePanel] = &[POINTS, RANGES_3, RANGES_2, RANGES_1];
+const SKEWED: &[FigurePanel] =
+    &[skewed(POINTS), skewed(RANGES_3), skewed(RANGES_2), skewed(RANGES_1)];
 
 const fn row(name: &'static str, words: &'static str) -> FigureRow {
     FigureRow { name, design: name, words, caches: false }
@@ -110,7 +112,7 @@ const fn growth(panel: &'static str, row: &'static str, from: f64, to: f64) -> C
 
 /// The first row's metric divided by the second one's, with this many clients.
 const fn between(
-    metric: Metric,
+    metric: ReportMetric,
     panel: &'static str,
     rows: [&'static str; 2],
     clients: f64,
@@ -178,7 +180,7 @@ const T3: PaperFigure = PaperFigure::statements(
 );
 
 fn inserts(mix: &str) -> f64 {
-    farleaf_bench::workload::Mix::named(mix).map_or(f64::NAN, |mix| mix.insert_share())
+    farleaf_bench::workload::OperationMix::named(mix).map_or(f64::NAN, |mix| mix.insert_share())
 }
 
 const F3: PaperFigure = PaperFigure {

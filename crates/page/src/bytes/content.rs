@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// An entry's position in [`PageContent::bytes`].
 #[derive(Clone, Debug)]
-struct Item {
+struct EntryItem {
     key: Range<usize>,
     value: Range<usize>,
     deleted: bool,
@@ -21,7 +21,7 @@ struct Item {
 #[derive(Clone, Debug, Default)]
 pub(super) struct PageContent {
     bytes: Vec<u8>,
-    items: Vec<Item>,
+    items: Vec<EntryItem>,
 }
 
 /// The fences of a page to be laid out.
@@ -75,7 +75,11 @@ impl PageContent {
             let middle = self.bytes.len();
             slot.copy_value(page, &mut self.bytes);
             let end = self.bytes.len();
-            self.items.push(Item { key: begin..middle, value: middle..end, deleted: slot.deleted });
+            self.items.push(EntryItem {
+                key: begin..middle,
+                value: middle..end,
+                deleted: slot.deleted,
+            });
         }
     }
 
@@ -85,7 +89,8 @@ impl PageContent {
         self.bytes.extend_from_slice(key);
         let middle = self.bytes.len();
         self.bytes.extend_from_slice(value);
-        let item = Item { key: begin..middle, value: middle..self.bytes.len(), deleted: false };
+        let item =
+            EntryItem { key: begin..middle, value: middle..self.bytes.len(), deleted: false };
         self.items.splice(at..at + replaced, [item]);
     }
 
@@ -146,7 +151,7 @@ impl PageContent {
 
     /// Words that one entry takes with a prefix of this length.
     pub(super) fn entry_words(&self, number: usize, prefix: usize) -> usize {
-        let Item { key, value, .. } = &self.items[number];
+        let EntryItem { key, value, .. } = &self.items[number];
         entry_words(value.len(), key.len().saturating_sub(prefix))
     }
 

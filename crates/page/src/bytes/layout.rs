@@ -12,10 +12,10 @@ use super::slots::{
 use crate::checksum::chained_sum;
 use crate::chosen::words_of;
 use crate::layout::{
-    FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry, Probe, ScanWindow,
-    SplitPlan,
+    DescentProbe, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry,
+    ScanWindow, SplitPlan,
 };
-use crate::limits::TooLong;
+use crate::limits::LengthError;
 use crate::stored::REFERENCE_BYTES;
 use crate::view::{HEADER_WORDS, META_WORD, SELF_WORD};
 use crate::words::PageWords;
@@ -322,16 +322,16 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     }
 
     #[inline]
-    fn check_key(key: &[u8]) -> Result<(), TooLong> {
+    fn check_key(key: &[u8]) -> Result<(), LengthError> {
         let (bytes, most) = (key.len(), Self::max_key());
-        if bytes <= most { Ok(()) } else { Err(TooLong::Key { bytes, most }) }
+        if bytes <= most { Ok(()) } else { Err(LengthError::Key { bytes, most }) }
     }
 
     #[inline]
-    fn check_record(key: &[u8], value: &[u8]) -> Result<(), TooLong> {
+    fn check_record(key: &[u8], value: &[u8]) -> Result<(), LengthError> {
         Self::check_key(key)?;
         let (bytes, most) = (value.len(), Self::longest_value_beside(key.len()));
-        if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
+        if bytes <= most { Ok(()) } else { Err(LengthError::Value { bytes, most }) }
     }
 
     #[inline]
@@ -408,26 +408,26 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     }
 
     #[inline]
-    fn reach(page: BytesPage<'_, WORDS>, probe: Probe<'_, [u8]>) -> FencePosition {
+    fn reach(page: BytesPage<'_, WORDS>, probe: DescentProbe<'_, [u8]>) -> FencePosition {
         let front = FrontWord::of(page);
         let beyond = |at_least: Ordering| {
             let key = match probe {
                 _ if page.high_is_infinite() => return false,
-                Probe::Last => return true,
-                Probe::At(key) | Probe::Before(key) => key,
+                DescentProbe::Last => return true,
+                DescentProbe::At(key) | DescentProbe::Before(key) => key,
             };
             Self::compare_high(page, front, key) <= at_least
         };
         let (below, beyond) = match probe {
-            Probe::At(key) => {
+            DescentProbe::At(key) => {
                 let below = Self::compare_low(page, front, key) == Ordering::Greater;
                 (below, beyond(Ordering::Equal))
             }
-            Probe::Before(key) => {
+            DescentProbe::Before(key) => {
                 let below = Self::compare_low(page, front, key) != Ordering::Less;
                 (below, beyond(Ordering::Less))
             }
-            Probe::Last => (false, beyond(Ordering::Equal)),
+            DescentProbe::Last => (false, beyond(Ordering::Equal)),
         };
         match (below, beyond) {
             (true, _) => FencePosition::Below,
@@ -554,11 +554,11 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
     }
 
     #[inline]
-    fn inner_slot(page: BytesPage<'_, WORDS>, probe: Probe<'_, [u8]>) -> usize {
+    fn inner_slot(page: BytesPage<'_, WORDS>, probe: DescentProbe<'_, [u8]>) -> usize {
         let not_above = match probe {
-            Probe::At(key) => Self::slots_below(page, key, true),
-            Probe::Before(key) => Self::slots_below(page, key, false),
-            Probe::Last => page.count(),
+            DescentProbe::At(key) => Self::slots_below(page, key, true),
+            DescentProbe::Before(key) => Self::slots_below(page, key, false),
+            DescentProbe::Last => page.count(),
         };
         not_above.saturating_sub(1)
     }
@@ -745,7 +745,7 @@ impl<const WORDS: usize> Layout for Bytes<WORDS> {
 
     fn trim(page: BytesPage<'_, WORDS>, low: &[u8], high: Option<&[u8]>) -> bool {
         let first = match is_inner(page) {
-            true => Self::inner_slot(page, Probe::At(low)),
+            true => Self::inner_slot(page, DescentProbe::At(low)),
             false => Self::slots_below(page, low, false),
         };
         let end = high.map_or(page.count(), |high| Self::slots_below(page, high, false));

@@ -313,7 +313,7 @@ impl RecordSlot {
 }
 
 /// Where a key lies relative to the keys that begin with a page's prefix.
-enum Relative<'k> {
+enum PrefixRelation<'k> {
     Below,
     Above,
     /// It begins with the prefix, and this is the rest.
@@ -321,13 +321,17 @@ enum Relative<'k> {
 }
 
 impl<const WORDS: usize> Bytes<WORDS> {
-    fn relative<'k>(page: BytesPage<'_, WORDS>, front: FrontWord, key: &'k [u8]) -> Relative<'k> {
+    fn relative<'k>(
+        page: BytesPage<'_, WORDS>,
+        front: FrontWord,
+        key: &'k [u8],
+    ) -> PrefixRelation<'k> {
         let shared = front.prefix.min(key.len());
         match Self::compare(page, FENCE_BYTE, shared, &key[..shared]) {
-            Ordering::Less => Relative::Above,
-            Ordering::Greater => Relative::Below,
-            Ordering::Equal if key.len() < front.prefix => Relative::Below,
-            Ordering::Equal => Relative::Within(&key[front.prefix..]),
+            Ordering::Less => PrefixRelation::Above,
+            Ordering::Greater => PrefixRelation::Below,
+            Ordering::Equal if key.len() < front.prefix => PrefixRelation::Below,
+            Ordering::Equal => PrefixRelation::Within(&key[front.prefix..]),
         }
     }
 
@@ -374,9 +378,9 @@ impl<const WORDS: usize> Bytes<WORDS> {
         #[cfg(test)]
         SEARCHES.set(SEARCHES.get() + 1);
         match Self::relative(page, front, key) {
-            Relative::Below => Err(0),
-            Relative::Above => Err(page.count()),
-            Relative::Within(suffix) => Self::find_suffix(page, front.first, suffix),
+            PrefixRelation::Below => Err(0),
+            PrefixRelation::Above => Err(page.count()),
+            PrefixRelation::Within(suffix) => Self::find_suffix(page, front.first, suffix),
         }
     }
 
@@ -387,7 +391,7 @@ impl<const WORDS: usize> Bytes<WORDS> {
         key: &'k [u8],
     ) -> Option<&'k [u8]> {
         match Self::relative(page, front, key) {
-            Relative::Within(suffix) => Some(suffix),
+            PrefixRelation::Within(suffix) => Some(suffix),
             _ => None,
         }
     }
@@ -410,9 +414,11 @@ impl<const WORDS: usize> Bytes<WORDS> {
         key: &[u8],
     ) -> Ordering {
         match Self::relative(page, front, key) {
-            Relative::Below => Ordering::Greater,
-            Relative::Above => Ordering::Less,
-            Relative::Within(rest) => Self::compare(page, front.high_byte(), front.high_rest, rest),
+            PrefixRelation::Below => Ordering::Greater,
+            PrefixRelation::Above => Ordering::Less,
+            PrefixRelation::Within(rest) => {
+                Self::compare(page, front.high_byte(), front.high_rest, rest)
+            }
         }
     }
 

@@ -28,14 +28,14 @@ const SLOT_MASK: u64 = (1 << 56) - 1;
 
 /// Memory of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeafRoom {
+pub struct LeafMemory {
     /// Where it begins.
     pub at: GlobalAddr,
     /// 0 for a number; for a string, up to 32 in steps of 64 bytes, then of 1 KiB.
     pub size: u8,
 }
 
-impl LeafRoom {
+impl LeafMemory {
     const STEPS: u8 = 32;
     const MAX_SIZE: u8 = 63;
 
@@ -71,7 +71,7 @@ impl LeafRoom {
 pub struct LeafCopy {
     form: RadixForm,
     /// The leaf's memory.
-    pub room: LeafRoom,
+    pub room: LeafMemory,
     /// Its word 0.
     pub word: LockWord,
     /// Where the slot is that leads to it.
@@ -100,7 +100,7 @@ impl LeafCopy {
     /// A live leaf of the first version.
     pub fn first(
         form: RadixForm,
-        room: LeafRoom,
+        room: LeafMemory,
         reverse: GlobalAddr,
         (key, value): (&[u8], &[u8]),
     ) -> Self {
@@ -112,7 +112,7 @@ impl LeafCopy {
     }
 
     /// The copy in words that were read at a leaf's place. A copy that is none is not whole.
-    pub fn new(form: RadixForm, room: LeafRoom, words: &[u64]) -> Self {
+    pub fn new(form: RadixForm, room: LeafMemory, words: &[u64]) -> Self {
         let word = LockWord::from_bits(words[0]);
         let reverse = GlobalAddr::from_bits(words[1]);
         let (mut key, mut value, mut check) = (Octets::new(), Octets::new(), 0);
@@ -141,7 +141,7 @@ impl LeafCopy {
 
     /// The size of the leaf whose third word this is.
     pub fn size_in(word: u64) -> u8 {
-        (word >> 16) as u8 & LeafRoom::MAX_SIZE
+        (word >> 16) as u8 & LeafMemory::MAX_SIZE
     }
 
     /// Where the leaf begins.
@@ -250,7 +250,7 @@ impl LeafCopy {
     }
 
     /// The same leaf once another one has taken its place (radix.B4).
-    pub fn moved_to(self, larger: LeafRoom) -> Self {
+    pub fn moved_to(self, larger: LeafMemory) -> Self {
         Self { check: MOVED | RadixSlot::leaf(0, larger).to_bits(), ..self }
     }
 

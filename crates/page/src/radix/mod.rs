@@ -39,7 +39,7 @@ mod node;
 pub use key::{Octets, RadixForm, common_bytes};
 pub use key::{just_after, just_before};
 pub use leaf::{LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_VALUE_WORD, STRING_CHECK_WORD};
-pub use leaf::{LeafCopy, LeafRoom};
+pub use leaf::{LeafCopy, LeafMemory};
 pub use node::{NodeCopy, NodeHeader};
 pub use node::{PathMatch, SlotSearch};
 
@@ -131,13 +131,13 @@ impl RadixSlot {
     }
 
     /// A slot for a leaf.
-    pub fn leaf(byte: u8, leaf: LeafRoom) -> Self {
+    pub fn leaf(byte: u8, leaf: LeafMemory) -> Self {
         Self(Self::to(byte, leaf.at) | IS_LEAF | u64::from(leaf.size) << LEAF_SIZE_SHIFT)
     }
 
     /// The leaf that the slot leads to.
-    pub fn leaf_room(self) -> LeafRoom {
-        LeafRoom { at: self.at(), size: (self.0 >> LEAF_SIZE_SHIFT & 0x3f) as u8 }
+    pub fn leaf_room(self) -> LeafMemory {
+        LeafMemory { at: self.at(), size: (self.0 >> LEAF_SIZE_SHIFT & 0x3f) as u8 }
     }
 
     /// Words of the leaf that the slot leads to.

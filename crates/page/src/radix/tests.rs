@@ -7,15 +7,15 @@ fn at(offset: u64) -> GlobalAddr {
     GlobalAddr::new(ServerId::new(7), offset)
 }
 
-fn room(offset: u64) -> LeafRoom {
-    LeafRoom { at: at(offset), size: 0 }
+fn room(offset: u64) -> LeafMemory {
+    LeafMemory { at: at(offset), size: 0 }
 }
 
 #[test]
 fn slots_keep_what_they_are_made_of() {
     let place = at((1 << 45) + 64);
     for size in [0, 1, 63] {
-        let room = LeafRoom { at: place, size };
+        let room = LeafMemory { at: place, size };
         let leaf = RadixSlot::leaf(0xfe, room);
         assert_eq!((leaf.byte(), leaf.child(), leaf.leaf_room()), (0xfe, RadixChild::Leaf, room));
     }
@@ -144,8 +144,8 @@ fn a_string_has_its_old_value_until_its_check_changes() {
     let form = RadixForm::Strings;
     let values: [&[u8]; 5] = [b"", b"seven b", b"eight by", b"nine byte", &[7; 40]];
     for key in [&form.key(b"")[..], &form.key(b"a key of more than eight bytes")] {
-        let size = LeafRoom::size_for(form, key, &[0; 40]).unwrap();
-        let room = LeafRoom { at: at(64), size };
+        let size = LeafMemory::size_for(form, key, &[0; 40]).unwrap();
+        let room = LeafMemory { at: at(64), size };
         for (old, new) in values.iter().flat_map(|old| values.map(|new| (*old, new))) {
             let mut words: SmallVec<[u64; 64]> = SmallVec::from_elem(99, room.words());
             let first = LeafCopy::first(form, room, at(8), (key, old));
@@ -171,7 +171,7 @@ fn a_string_has_its_old_value_until_its_check_changes() {
             words[STRING_CHECK_WORD as usize] = gone.check();
             words[0] = gone.word.to_bits();
             assert_eq!((copy(&words).is_whole(), copy(&words).found()), (true, None));
-            let larger = LeafRoom { at: at(640), size: size + 1 };
+            let larger = LeafMemory { at: at(640), size: size + 1 };
             words[STRING_CHECK_WORD as usize] = gone.moved_to(larger).check();
             let moved = copy(&words);
             assert_eq!((moved.is_whole(), moved.found()), (true, None));
@@ -184,6 +184,6 @@ fn a_string_has_its_old_value_until_its_check_changes() {
         }
     }
     let most = RadixForm::Strings.key(&[0; 256]);
-    assert!(LeafRoom::size_for(form, &most, &[0; 8_000]).is_some());
-    assert_eq!(LeafRoom::size_for(form, &most, &[0; 8_192]), None);
+    assert!(LeafMemory::size_for(form, &most, &[0; 8_000]).is_some());
+    assert_eq!(LeafMemory::size_for(form, &most, &[0; 8_192]), None);
 }

@@ -12,7 +12,7 @@ use std::cmp::Ordering;
 
 /// What records contain of a key as of a bound.
 #[derive(Clone, Copy, Debug)]
-pub enum Picked<'a> {
+pub enum VisibleVersion<'a> {
     /// The newest version at or below the bound.
     Record(SsTableRecord<'a>),
     /// Only versions above the bound; older ones may follow.
@@ -27,19 +27,21 @@ pub fn pick<'a>(
     table: u64,
     key: TableKey<'_>,
     bound: u64,
-) -> Result<Picked<'a>, DamagedSsTable> {
-    let (mut rest, mut picked) = (words, Picked::Absent);
+) -> Result<VisibleVersion<'a>, DamagedSsTable> {
+    let (mut rest, mut picked) = (words, VisibleVersion::Absent);
     while !rest.is_empty() {
         let record = SsTableRecord::parse(rest, table)?;
         match record.key().cmp(&key) {
             Ordering::Less => {
                 // A key's records are adjacent.
-                if matches!(picked, Picked::TooNew) {
+                if matches!(picked, VisibleVersion::TooNew) {
                     return Err(DamagedSsTable::new(table, SsTablePart::Order));
                 }
             }
-            Ordering::Equal if record.sequence() <= bound => return Ok(Picked::Record(record)),
-            Ordering::Equal => picked = Picked::TooNew,
+            Ordering::Equal if record.sequence() <= bound => {
+                return Ok(VisibleVersion::Record(record));
+            }
+            Ordering::Equal => picked = VisibleVersion::TooNew,
             Ordering::Greater => return Ok(picked),
         }
         rest = &rest[record.words()..];

@@ -8,13 +8,13 @@
 //!
 //! *Thread safety*: a plain value.
 
-use super::fences::{FenceWriter, Grouping};
+use super::fences::{FenceGrouping, FenceWriter};
 use super::filter::{MAX_BLOOM_BITS, build_bloom};
 use super::footer::{MAX_TABLE_WORDS, Membership, SearchMethod, SsTableFooter};
 use super::full_index::FullWriter;
 use super::key::{KeyBuf, MAX_KEY_BYTES, TableKey};
-use super::locate::{Building, PLACES};
-use super::meta::{Clip, SsTableMeta};
+use super::locate::{LocateBuilder, PLACES};
+use super::meta::{SsTableClip, SsTableMeta};
 use super::packed::sum_of;
 use super::record::{
     MAX_SEQUENCE, MAX_VALUE_BYTES, RecordKind, SsTableRecord, append_record, record_words,
@@ -119,11 +119,11 @@ impl SsTableBuilder {
     pub fn new(table: u64, shard: u64, kind: IndexKind) -> Self {
         let search = match kind {
             IndexKind::Compact => {
-                SearchWriter::Fences(FenceWriter::new(Grouping::Records(GROUP_RECORDS), true))
+                SearchWriter::Fences(FenceWriter::new(FenceGrouping::Records(GROUP_RECORDS), true))
             }
             IndexKind::Full { .. } => SearchWriter::Full(FullWriter::default()),
             IndexKind::Blocks { block_bytes, .. } => {
-                SearchWriter::Fences(FenceWriter::new(Grouping::Words(block_bytes / 8), false))
+                SearchWriter::Fences(FenceWriter::new(FenceGrouping::Words(block_bytes / 8), false))
             }
         };
         Self {
@@ -257,14 +257,14 @@ impl SsTableBuilder {
     }
 
     /// As [`SsTableBuilder::finish`], in steps.
-    pub fn finishing(self, level: u8) -> Finishing {
-        Finishing { builder: self, level, begun: None }
+    pub fn finishing(self, level: u8) -> SsTableFinisher {
+        SsTableFinisher { builder: self, level, begun: None }
     }
 }
 
 /// A table whose index is being written.
 #[derive(Debug)]
-pub struct Finishing {
+pub struct SsTableFinisher {
     builder: SsTableBuilder,
     level: u8,
     begun: Option<WrittenSearch>,
@@ -276,10 +276,10 @@ struct WrittenSearch {
     search: SearchMethod,
     /// Where the search and the membership section begin in the caller's words.
     sections: [usize; 2],
-    locate: Option<Building>,
+    locate: Option<LocateBuilder>,
 }
 
-impl Finishing {
+impl SsTableFinisher {
     /// Goes on with about `budget` keys, which takes some 30 ns each. What it returns once it is
     /// done is that of [`SsTableBuilder::finish`]. Until then the caller leaves `out` as it is.
     pub fn step(&mut self, budget: usize, out: &mut Vec<u64>) -> Option<Option<SsTableMeta>> {
@@ -310,7 +310,7 @@ impl Finishing {
             footer,
             smallest: std::mem::take(&mut builder.smallest),
             largest: std::mem::take(&mut builder.last),
-            clip: Clip::default(),
+            clip: SsTableClip::default(),
             extents: Vec::new(),
         }))
     }
@@ -332,7 +332,7 @@ impl SsTableBuilder {
             SearchWriter::Written => unreachable!("a builder is finished once"),
         };
         let locate = (self.kind == IndexKind::Compact)
-            .then(|| Building::new(self.keys.clone(), 0..self.seeds));
+            .then(|| LocateBuilder::new(self.keys.clone(), 0..self.seeds));
         WrittenSearch { search, sections: [begin, out.len()], locate }
     }
 
@@ -377,7 +377,7 @@ impl SsTableBuilder {
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::super::{Picked, SsTableIndex, SsTableLookup, pick};
+    use super::super::{SsTableIndex, SsTableLookup, VisibleVersion, pick};
     use super::*;
 
     const KEYS: u64 = 100;
@@ -406,7 +406,10 @@ mod tests {
                 SsTableLookup::Group(range) | SsTableLookup::Record { words: range, .. } => range,
             };
             let read = &words[range.start as usize..range.end as usize];
-            assert!(matches!(pick(read, 1, key.key(), 1), Ok(Picked::Record(_))), "{number}");
+            assert!(
+                matches!(pick(read, 1, key.key(), 1), Ok(VisibleVersion::Record(_))),
+                "{number}"
+            );
             found
         };
         (0..KEYS).map(find).collect()

@@ -24,13 +24,13 @@
 //! *Thread safety*: plain values, over private copies of words.
 
 use super::key::{KeyBuf, TableKey};
-use super::packed::{self, Packer, half, halves, joined, take};
+use super::packed::{self, BytePacker, half, halves, joined, take};
 use std::cmp::Ordering;
 use std::ops::Range;
 
 /// Where a new group begins; always at a new key (lsm.B4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Grouping {
+pub(super) enum FenceGrouping {
     /// After this number of records.
     Records(u32),
     /// Before the record that would exceed this number of words.
@@ -51,7 +51,7 @@ fn head_of(first: u64, bytes: usize) -> u64 {
 /// Collects fences while records are written.
 #[derive(Debug)]
 pub(super) struct FenceWriter {
-    grouping: Grouping,
+    grouping: FenceGrouping,
     keeps_lengths: bool,
     /// The fences of all groups but the first, and where each ends.
     fences: Vec<u8>,
@@ -63,7 +63,7 @@ pub(super) struct FenceWriter {
 }
 
 impl FenceWriter {
-    pub(super) fn new(grouping: Grouping, keeps_lengths: bool) -> Self {
+    pub(super) fn new(grouping: FenceGrouping, keeps_lengths: bool) -> Self {
         Self {
             grouping,
             keeps_lengths,
@@ -86,8 +86,8 @@ impl FenceWriter {
     ) -> u32 {
         let (group_record, group_word) = halves(self.starts.last().copied().unwrap_or(0));
         let is_full = match self.grouping {
-            Grouping::Records(records) => self.records - group_record >= records,
-            Grouping::Words(limit) => self.words - group_word + words > limit,
+            FenceGrouping::Records(records) => self.records - group_record >= records,
+            FenceGrouping::Words(limit) => self.words - group_word + words > limit,
         };
         match previous {
             None => self.starts.push(0),
@@ -125,7 +125,7 @@ impl FenceWriter {
         };
         let prefix = first.iter().zip(last).take_while(|(one, two)| one == two).count();
         let mut prefix_words = Vec::new();
-        let mut packer = Packer::new(&mut prefix_words);
+        let mut packer = BytePacker::new(&mut prefix_words);
         packer.push_bytes(&first[..prefix]);
         packer.finish();
         let (mut heads, mut ends) = (vec![0; groups.min(1)], vec![0; groups.min(1)]);
@@ -142,7 +142,7 @@ impl FenceWriter {
         let mut tails = Vec::new();
         if !tail_bytes.is_empty() {
             push_halves(&ends, &mut tails);
-            let mut packer = Packer::new(&mut tails);
+            let mut packer = BytePacker::new(&mut tails);
             packer.push_bytes(&tail_bytes);
             packer.finish();
         }
@@ -163,7 +163,7 @@ impl FenceWriter {
         match bits {
             0 => {}
             16 => {
-                let mut packer = Packer::new(out);
+                let mut packer = BytePacker::new(out);
                 self.lengths.iter().for_each(|&length| packer.push(length.into(), 2));
                 packer.finish();
             }
@@ -173,13 +173,13 @@ impl FenceWriter {
 }
 
 fn push_halves(numbers: &[u32], out: &mut Vec<u64>) {
-    let mut packer = Packer::new(out);
+    let mut packer = BytePacker::new(out);
     numbers.iter().for_each(|&number| packer.push(number.into(), 4));
     packer.finish();
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Lengths<'a> {
+enum FenceLengths<'a> {
     Unknown,
     Equal(u32),
     Each16(&'a [u64]),
@@ -196,7 +196,7 @@ pub struct SsTableFences<'a> {
     starts: &'a [u64],
     /// The end of each group's tail, and the tails.
     tails: (&'a [u64], &'a [u64]),
-    lengths: Lengths<'a>,
+    lengths: FenceLengths<'a>,
 }
 
 impl<'a> SsTableFences<'a> {
@@ -220,10 +220,10 @@ impl<'a> SsTableFences<'a> {
             count => take(&mut rest, count)?.split_at_checked(groups.div_ceil(2))?,
         };
         let lengths = match ((fixed[2] >> 32) as u16, each) {
-            (0, 0) => Lengths::Unknown,
-            (0, each) => Lengths::Equal(each),
-            (16, 0) => Lengths::Each16(take(&mut rest, (records as usize).div_ceil(4))?),
-            (32, 0) => Lengths::Each32(take(&mut rest, (records as usize).div_ceil(2))?),
+            (0, 0) => FenceLengths::Unknown,
+            (0, each) => FenceLengths::Equal(each),
+            (16, 0) => FenceLengths::Each16(take(&mut rest, (records as usize).div_ceil(4))?),
+            (32, 0) => FenceLengths::Each32(take(&mut rest, (records as usize).div_ceil(2))?),
             _ => return None,
         };
         rest.is_empty().then_some(Self {
@@ -314,13 +314,13 @@ impl<'a> SsTableFences<'a> {
             return None;
         }
         let length = |record: u32| match self.lengths {
-            Lengths::Unknown => 0,
-            Lengths::Equal(each) => each,
-            Lengths::Each16(words) => packed::load(words, record as usize * 2) as u16 as u32,
-            Lengths::Each32(words) => half(words, record as usize),
+            FenceLengths::Unknown => 0,
+            FenceLengths::Equal(each) => each,
+            FenceLengths::Each16(words) => packed::load(words, record as usize * 2) as u16 as u32,
+            FenceLengths::Each32(words) => half(words, record as usize),
         };
         let before: u64 = match self.lengths {
-            Lengths::Equal(each) => u64::from(each) * u64::from(place),
+            FenceLengths::Equal(each) => u64::from(each) * u64::from(place),
             _ => (first..record).map(|record| u64::from(length(record))).sum(),
         };
         let begin = u64::from(words.start) + before;

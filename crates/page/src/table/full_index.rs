@@ -15,7 +15,7 @@
 //! *Thread safety*: plain values, over private copies of words.
 
 use super::key::{KeyBuf, MAX_KEY_BYTES, TableKey};
-use super::packed::{self, Packer, half, halves, joined, take};
+use super::packed::{self, BytePacker, half, halves, joined, take};
 use std::cmp::Ordering;
 use std::ops::Range;
 
@@ -55,10 +55,10 @@ impl FullWriter {
 
     pub(super) fn finish(self, out: &mut Vec<u64>) {
         out.push(joined(self.begins.len() as u32, self.entries.len() as u32));
-        let mut packer = Packer::new(out);
+        let mut packer = BytePacker::new(out);
         self.begins.iter().for_each(|&begin| packer.push(begin.into(), 4));
         packer.finish();
-        let mut packer = Packer::new(out);
+        let mut packer = BytePacker::new(out);
         packer.push_bytes(&self.entries);
         packer.finish();
     }

@@ -21,7 +21,7 @@
 use super::builder::IndexKind;
 use super::filter::MAX_BLOOM_BITS;
 use super::key::KeyBuf;
-use super::meta::{Clip, push_key, take_key};
+use super::meta::{SsTableClip, push_key, take_key};
 use super::packed::{halves, joined, take};
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ const MAX_SOURCES: u32 = 1_024;
 
 /// A table that a job merges.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JobTable {
+pub struct JobSsTable {
     /// Its id.
     pub id: u64,
     /// Number of words of its records.
@@ -45,9 +45,9 @@ pub struct JobTable {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompactionOrder {
     /// Each has tables with ascending keys.
-    pub sources: Vec<Vec<JobTable>>,
+    pub sources: Vec<Vec<JobSsTable>>,
     /// The keys that are merged.
-    pub range: Clip,
+    pub range: SsTableClip,
     /// The bounds of the snapshots in use.
     pub snapshots: Vec<u64>,
     /// The smallest and largest keys of the tables below.
@@ -78,7 +78,7 @@ impl CompactionOrder {
         };
         let kinds = u32::from(self.level) << 24 | index << 16 | u32::from(bits) << 8;
         let count = |length: usize| length as u32;
-        let Clip { lower, upper } = &self.range;
+        let SsTableClip { lower, upper } = &self.range;
         let bounds = u32::from(lower.is_some()) | u32::from(upper.is_some()) << 1;
         let mut out = vec![
             joined(self.extent_words, kinds),
@@ -136,7 +136,7 @@ impl CompactionOrder {
             0 => Some(None),
             _ => take_key(from).map(Some),
         };
-        let range = Clip { lower: bound(1)?, upper: bound(2)? };
+        let range = SsTableClip { lower: bound(1)?, upper: bound(2)? };
         let sources = (0..sources).map(|_| take_source(from)).collect::<Option<_>>()?;
         let table_words = u32::try_from(head[2]).ok()?;
         // The outputs' ids, and the one behind them.
@@ -158,7 +158,7 @@ impl CompactionOrder {
     }
 }
 
-fn take_source(from: &mut &[u64]) -> Option<Vec<JobTable>> {
+fn take_source(from: &mut &[u64]) -> Option<Vec<JobSsTable>> {
     let (tables, zero) = halves(take(from, 1)?[0]);
     let table = |from: &mut &[u64]| {
         let head = take(from, 3)?;
@@ -169,7 +169,7 @@ fn take_source(from: &mut &[u64]) -> Option<Vec<JobTable>> {
         }
         let places = take(from, (pieces as usize).checked_mul(2)?)?;
         let pieces = places.chunks_exact(2).map(|piece| (piece[0], piece[1])).collect();
-        Some(JobTable { id: head[0], data_words, words: first..end, pieces })
+        Some(JobSsTable { id: head[0], data_words, words: first..end, pieces })
     };
     (zero == 0).then(|| (0..tables).map(|_| table(from)).collect())?
 }
@@ -181,10 +181,13 @@ mod tests {
     fn job(index: IndexKind) -> CompactionOrder {
         let key = KeyBuf::from_number;
         let pieces = vec![(4096, 20), (8192, 5)];
-        let table = |id| JobTable { id, data_words: 9, words: 3..9, pieces: pieces.clone() };
+        let table = |id| JobSsTable { id, data_words: 9, words: 3..9, pieces: pieces.clone() };
         CompactionOrder {
             sources: vec![vec![table(1), table(2)], vec![], vec![table(7)]],
-            range: Clip { lower: Some(key(2)), upper: Some(KeyBuf::from_bytes(b"upper bound")) },
+            range: SsTableClip {
+                lower: Some(key(2)),
+                upper: Some(KeyBuf::from_bytes(b"upper bound")),
+            },
             snapshots: vec![3, 99],
             below: vec![(key(1), key(5)), (KeyBuf::from_bytes(b""), KeyBuf::from_bytes(b"abc"))],
             table_words: 1000,
@@ -210,7 +213,8 @@ mod tests {
                 assert_eq!(CompactionOrder::decode(&words[..length]), None, "{length} words");
             }
             assert_eq!(CompactionOrder::decode(&[&words[..], &[0]].concat()), None);
-            for range in [Clip::default(), Clip { lower: None, ..job.range.clone() }] {
+            for range in [SsTableClip::default(), SsTableClip { lower: None, ..job.range.clone() }]
+            {
                 let other = CompactionOrder { range, ..job.clone() };
                 assert_eq!(CompactionOrder::decode(&other.encode()), Some(other));
             }

@@ -90,7 +90,7 @@ fn content(hash: u64, place: u8) -> u16 {
 /// The words of a function from these hashes to these positions, each below 16. `None` if every
 /// seed fails. Fewer than one in a million tables needs more than three seeds.
 pub fn build_locate(entries: &[(u64, u8)], seeds: Range<u64>) -> Option<Vec<u64>> {
-    let (mut building, mut words) = (Building::new(entries.to_vec(), seeds), Vec::new());
+    let (mut building, mut words) = (LocateBuilder::new(entries.to_vec(), seeds), Vec::new());
     loop {
         match building.step(usize::MAX, &mut words) {
             None => {}
@@ -101,23 +101,23 @@ pub fn build_locate(entries: &[(u64, u8)], seeds: Range<u64>) -> Option<Vec<u64>
 
 /// A function that is built in steps.
 #[derive(Debug)]
-pub(super) struct Building {
+pub(super) struct LocateBuilder {
     entries: Vec<(u64, u8)>,
     seeds: Range<u64>,
     colliding: Vec<u64>,
-    attempt: Option<Attempt>,
+    attempt: Option<BuildAttempt>,
 }
 
 /// Building with one seed.
 #[derive(Debug)]
-struct Attempt {
+struct BuildAttempt {
     shape: SlotShape,
-    stage: Stage,
+    stage: BuildStage,
     /// Keys or slots of the stage that are done.
     done: usize,
     /// For each slot, the keys that use it. What a peeled key is comes from here, because looking
     /// its entry up would be another access to memory.
-    users: Vec<Users>,
+    users: Vec<SlotUsers>,
     /// Slots that may have a single user.
     open: Vec<u32>,
     /// Keys with their positions and their own slots, as they were peeled.
@@ -127,14 +127,14 @@ struct Attempt {
 
 /// The keys that use a slot.
 #[derive(Clone, Copy, Debug, Default)]
-struct Users {
+struct SlotUsers {
     /// The XOR of their hashes, and of their positions.
     hash: u64,
     place: u8,
     count: u32,
 }
 
-impl Users {
+impl SlotUsers {
     /// Enters a key, or takes it away, which leaves `count` keys.
     #[inline]
     fn change(&mut self, hash: u64, place: u8, count: u32) {
@@ -143,7 +143,7 @@ impl Users {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum BuildStage {
     /// Enter each key into its slots.
     Enter,
     /// Find the slots with a single user.
@@ -161,7 +161,7 @@ enum AttemptEnd {
     Filled,
 }
 
-impl Building {
+impl LocateBuilder {
     pub(super) fn new(entries: Vec<(u64, u8)>, seeds: Range<u64>) -> Self {
         Self { entries, seeds, colliding: Vec::new(), attempt: None }
     }
@@ -172,7 +172,7 @@ impl Building {
         let Some(attempt) = &mut self.attempt else {
             let Some(seed) = self.seeds.next() else { return Some(false) };
             let seed = seed.wrapping_add(1).wrapping_mul(0xa076_1d64_78bd_642f);
-            self.attempt = Some(Attempt::new(SlotShape::for_keys(self.entries.len(), seed)));
+            self.attempt = Some(BuildAttempt::new(SlotShape::for_keys(self.entries.len(), seed)));
             return None;
         };
         match attempt.step(&self.entries, budget) {
@@ -209,13 +209,13 @@ impl Building {
     }
 }
 
-impl Attempt {
+impl BuildAttempt {
     fn new(shape: SlotShape) -> Self {
         Self {
             shape,
-            stage: Stage::Enter,
+            stage: BuildStage::Enter,
             done: 0,
-            users: vec![Users::default(); shape.slots()],
+            users: vec![SlotUsers::default(); shape.slots()],
             open: Vec::new(),
             order: Vec::new(),
             slots: vec![0; shape.slots()],
@@ -225,7 +225,7 @@ impl Attempt {
     fn step(&mut self, entries: &[(u64, u8)], budget: usize) -> AttemptEnd {
         let end = |all: usize, done: usize| all.min(done.saturating_add(budget.max(1)));
         match self.stage {
-            Stage::Enter => {
+            BuildStage::Enter => {
                 let end = end(entries.len(), self.done);
                 for &(hash, place) in &entries[self.done..end] {
                     for slot in self.shape.slots_of(hash) {
@@ -234,25 +234,25 @@ impl Attempt {
                     }
                 }
                 self.done = end;
-                self.turn_to_if(end == entries.len(), Stage::Find);
+                self.turn_to_if(end == entries.len(), BuildStage::Find);
             }
-            Stage::Find => {
+            BuildStage::Find => {
                 let end = end(self.users.len(), self.done);
                 let is_open = |slot: &u32| self.users[*slot as usize].count == 1;
                 self.open.extend((self.done as u32..end as u32).filter(is_open));
                 self.done = end;
-                self.turn_to_if(end == self.users.len(), Stage::Peel);
+                self.turn_to_if(end == self.users.len(), BuildStage::Peel);
             }
-            Stage::Peel => {
+            BuildStage::Peel => {
                 for _ in 0..budget.max(1) {
                     let Some(slot) = self.open.pop() else {
                         if self.order.len() < entries.len() {
                             return AttemptEnd::Failed;
                         }
-                        self.turn_to_if(true, Stage::Fill);
+                        self.turn_to_if(true, BuildStage::Fill);
                         break;
                     };
-                    let Users { hash, place, count } = self.users[slot as usize];
+                    let SlotUsers { hash, place, count } = self.users[slot as usize];
                     if count != 1 {
                         continue;
                     }
@@ -266,7 +266,7 @@ impl Attempt {
                     }
                 }
             }
-            Stage::Fill => {
+            BuildStage::Fill => {
                 for _ in 0..budget.max(1) {
                     let Some((hash, place, slot)) = self.order.pop() else {
                         return AttemptEnd::Filled;
@@ -283,7 +283,7 @@ impl Attempt {
         AttemptEnd::Spent
     }
 
-    fn turn_to_if(&mut self, is_done: bool, next: Stage) {
+    fn turn_to_if(&mut self, is_done: bool, next: BuildStage) {
         if is_done {
             (self.stage, self.done) = (next, 0);
         }

@@ -17,16 +17,16 @@ use super::builder::{RefusedRecord, SsTableBuilder};
 use super::damaged::{DamagedSsTable, SsTablePart};
 use super::footer::MAX_TABLE_WORDS;
 use super::key::{KeyBuf, TableKey};
-use super::meta::Clip;
+use super::meta::SsTableClip;
 use super::record::{SsTableRecord, words_needed};
 use super::survive::{LowerLevels, Survival};
 use std::cmp::Ordering;
 
 /// Options of a merge.
 #[derive(Clone, Debug)]
-pub struct MergeOptions {
+pub struct CompactionOptions {
     /// Merge only keys of this range.
-    pub range: Clip,
+    pub range: SsTableClip,
     /// The bounds of snapshots in use.
     pub snapshots: Vec<u64>,
     /// The levels below that of the output.
@@ -52,7 +52,7 @@ pub enum CompactionProgress {
 
 /// Why a merge failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MergeError {
+pub enum CompactionError {
     /// The content of a source is invalid.
     #[error(transparent)]
     Damaged(#[from] DamagedSsTable),
@@ -67,7 +67,7 @@ pub enum MergeError {
 
 /// Counts of a merge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MergeCounts {
+pub struct CompactionCounts {
     /// Number of records read.
     pub records_in: u64,
     /// Number of records written.
@@ -92,7 +92,7 @@ enum SsTableStretch {
 struct CompactionSource {
     table: u64,
     /// The keys of the table that count.
-    clip: Clip,
+    clip: SsTableClip,
     /// Where the next record lies.
     part: SsTableStretch,
     words: Vec<u64>,
@@ -140,7 +140,7 @@ impl CompactionSource {
 /// A merge in progress.
 #[derive(Debug)]
 pub struct Compaction {
-    options: MergeOptions,
+    options: CompactionOptions,
     survival: Survival,
     sources: Vec<CompactionSource>,
     /// The sources that have a next record. The one with the first record is last.
@@ -150,8 +150,8 @@ pub struct Compaction {
     /// The last record read: its key and sequence number.
     last: Option<(KeyBuf, u64)>,
     next_cut: usize,
-    counts: MergeCounts,
-    failed: Option<MergeError>,
+    counts: CompactionCounts,
+    failed: Option<CompactionError>,
 }
 
 impl Compaction {
@@ -160,7 +160,7 @@ impl Compaction {
     const MAX_OUTPUT_WORDS: u32 = MAX_TABLE_WORDS / 2;
 
     /// A merge of `sources` sources, all of which still need their first tables.
-    pub fn new(sources: usize, mut options: MergeOptions) -> Self {
+    pub fn new(sources: usize, mut options: CompactionOptions) -> Self {
         options.table_words = options.table_words.min(Self::MAX_OUTPUT_WORDS);
         let survival = Survival::new(options.snapshots.clone(), options.below.clone());
         Self {
@@ -171,13 +171,13 @@ impl Compaction {
             waiting: (0..sources).rev().collect(),
             last: None,
             next_cut: 0,
-            counts: MergeCounts::default(),
+            counts: CompactionCounts::default(),
             failed: None,
         }
     }
 
     /// What has been read and written so far.
-    pub fn counts(&self) -> MergeCounts {
+    pub fn counts(&self) -> CompactionCounts {
         self.counts
     }
 
@@ -203,7 +203,12 @@ impl Compaction {
     /// The next words of a source are of `table`, of which only the keys of `clip` count, and of
     /// these only those of the merge's range. Comes before the first words of each table, when the
     /// source needs input.
-    pub fn begin(&mut self, source: usize, table: u64, clip: &Clip) -> Result<(), MergeError> {
+    pub fn begin(
+        &mut self,
+        source: usize,
+        table: u64,
+        clip: &SsTableClip,
+    ) -> Result<(), CompactionError> {
         let held = &mut self.sources[source];
         if held.at < held.words.len() {
             return self.fail(self.sources[source].damaged(SsTablePart::Record));
@@ -217,7 +222,7 @@ impl Compaction {
     /// Appends words of a source's table: records back to back, the last of which may be cut off.
     /// The caller feeds all words from a place that has no key of the range before it up to one
     /// that has none behind it.
-    pub fn feed(&mut self, source: usize, words: &[u64]) -> Result<(), MergeError> {
+    pub fn feed(&mut self, source: usize, words: &[u64]) -> Result<(), CompactionError> {
         let held = &mut self.sources[source];
         if held.has_ended || words.is_empty() {
             return Ok(());
@@ -229,17 +234,17 @@ impl Compaction {
     }
 
     /// Records that a source has no more words.
-    pub fn end(&mut self, source: usize) -> Result<(), MergeError> {
+    pub fn end(&mut self, source: usize) -> Result<(), CompactionError> {
         self.sources[source].has_ended = true;
         self.look_if_waiting(source)
     }
 
-    fn fail<T>(&mut self, damaged: DamagedSsTable) -> Result<T, MergeError> {
+    fn fail<T>(&mut self, damaged: DamagedSsTable) -> Result<T, CompactionError> {
         self.failed = Some(damaged.into());
         Err(damaged.into())
     }
 
-    fn look_if_waiting(&mut self, source: usize) -> Result<(), MergeError> {
+    fn look_if_waiting(&mut self, source: usize) -> Result<(), CompactionError> {
         if let Some(at) = self.waiting.iter().position(|&waiting| waiting == source) {
             self.waiting.swap_remove(at);
             if let Err(damaged) = self.look(source) {
@@ -304,7 +309,7 @@ impl Compaction {
         budget_words: u64,
         builder: &mut SsTableBuilder,
         out: &mut Vec<u64>,
-    ) -> Result<CompactionProgress, MergeError> {
+    ) -> Result<CompactionProgress, CompactionError> {
         if let Some(error) = self.failed {
             return Err(error);
         }
@@ -318,7 +323,7 @@ impl Compaction {
         budget_words: u64,
         builder: &mut SsTableBuilder,
         out: &mut Vec<u64>,
-    ) -> Result<CompactionProgress, MergeError> {
+    ) -> Result<CompactionProgress, CompactionError> {
         let end = self.counts.words_in.saturating_add(budget_words);
         loop {
             if let Some(&source) = self.waiting.last() {
@@ -349,7 +354,9 @@ impl Compaction {
                     Err(RefusedRecord::Full) if is_first && builder.records() > 0 => {
                         return Ok(CompactionProgress::TableEnds);
                     }
-                    Err(RefusedRecord::Full) if !is_first => return Err(MergeError::KeyTooLarge),
+                    Err(RefusedRecord::Full) if !is_first => {
+                        return Err(CompactionError::KeyTooLarge);
+                    }
                     put => put?,
                 }
                 self.counts.records_out += 1;
@@ -373,7 +380,7 @@ impl Compaction {
 fn ends_before(
     key: TableKey<'_>,
     builder: &SsTableBuilder,
-    options: &MergeOptions,
+    options: &CompactionOptions,
     next_cut: &mut usize,
 ) -> bool {
     let cuts = options.cuts.get(*next_cut..).unwrap_or(&[]);
@@ -397,7 +404,7 @@ mod tests {
     /// Merges a table of keys 0 to 9, each with `versions` versions of 80 bytes, all of which
     /// snapshots see, into tables with little room, which end at a key beyond `table_words`. The
     /// records of each.
-    fn tables_of(versions: u64, room: u32, table_words: u32) -> Result<Vec<u64>, MergeError> {
+    fn tables_of(versions: u64, room: u32, table_words: u32) -> Result<Vec<u64>, CompactionError> {
         let (mut source, mut words) = (SsTableBuilder::new(1, 0, IndexKind::Compact), Vec::new());
         for number in 0..10 {
             let key = KeyBuf::from_number(number);
@@ -407,15 +414,15 @@ mod tests {
         }
         let mut merge = Compaction::new(
             1,
-            MergeOptions {
-                range: Clip::default(),
+            CompactionOptions {
+                range: SsTableClip::default(),
                 snapshots: (1..=versions).collect(),
                 below: LowerLevels::everything(),
                 cuts: Vec::new(),
                 table_words,
             },
         );
-        merge.begin(0, 1, &Clip::default())?;
+        merge.begin(0, 1, &SsTableClip::default())?;
         merge.feed(0, &words)?;
         merge.end(0)?;
         let (mut builder, mut records) = (small(2, room), Vec::new());
@@ -439,7 +446,7 @@ mod tests {
         assert_eq!(tables_of(3, 100, 50), Ok(vec![6, 6, 6, 6, 6]));
         assert_eq!(tables_of(4, 100, 50), Ok(vec![4; 10]));
         // One key is too much for any table.
-        assert_eq!(tables_of(8, 100, 50), Err(MergeError::KeyTooLarge));
+        assert_eq!(tables_of(8, 100, 50), Err(CompactionError::KeyTooLarge));
         assert_eq!(tables_of(8, 250, 50), Ok(vec![8; 10]));
     }
 }

@@ -38,14 +38,14 @@ pub struct ExtentRun {
 
 /// The keys that a shard's version uses from a table: those from `lower` on and below `upper`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Clip {
+pub struct SsTableClip {
     /// The lowest key, inclusive; `None` if unbounded.
     pub lower: Option<KeyBuf>,
     /// The end of the keys, exclusive; `None` if unbounded.
     pub upper: Option<KeyBuf>,
 }
 
-impl Clip {
+impl SsTableClip {
     /// The keys that are in both.
     #[must_use]
     pub fn within(&self, other: &Self) -> Self {
@@ -73,7 +73,7 @@ pub struct SsTableMeta {
     /// The largest key.
     pub largest: KeyBuf,
     /// The keys of the table that count.
-    pub clip: Clip,
+    pub clip: SsTableClip,
     /// Where the table is stored.
     pub extents: Vec<ExtentRun>,
 }
@@ -152,7 +152,7 @@ impl SsTableMeta {
         let lower = if bits & 1 != 0 { Some(take_key(&mut rest)?) } else { None };
         let upper = if bits & 2 != 0 { Some(take_key(&mut rest)?) } else { None };
         let makes_sense = rest.is_empty() && smallest <= largest;
-        let clip = Clip { lower, upper };
+        let clip = SsTableClip { lower, upper };
         makes_sense.then_some((Self { level, footer, smallest, largest, clip, extents }, behind))
     }
 

@@ -25,21 +25,23 @@ mod record;
 mod sections;
 mod survive;
 
-pub use blocks::{Picked, pick};
-pub use builder::{Finishing, GROUP_RECORDS, IndexKind, RefusedRecord, SsTableBuilder};
+pub use blocks::{VisibleVersion, pick};
+pub use builder::{GROUP_RECORDS, IndexKind, RefusedRecord, SsTableBuilder, SsTableFinisher};
 pub use cursor::{RecordCursor, RecordRun};
 pub use damaged::{DamagedSsTable, SsTablePart};
 pub use fences::SsTableFences;
 pub use filter::{BloomFilter, MAX_BLOOM_BITS};
 pub use footer::{FOOTER_WORDS, MAX_TABLE_WORDS, SsTableFooter};
 pub use full_index::FullIndex;
-pub use job::{CompactionOrder, JobTable};
+pub use job::{CompactionOrder, JobSsTable};
 pub use key::{KeyBuf, MAX_KEY_BYTES, TableKey, in_table_order};
 pub use locate::{GroupPlace, LocateFunction, build_locate};
-pub use merge::{Compaction, CompactionProgress, MergeCounts, MergeError, MergeOptions};
-pub use meta::{Clip, ExtentRun, MAX_RUNS, SsTableMeta};
+pub use merge::{
+    Compaction, CompactionCounts, CompactionError, CompactionOptions, CompactionProgress,
+};
+pub use meta::{ExtentRun, MAX_RUNS, SsTableClip, SsTableMeta};
 pub use meta::{push_key, take_key};
-pub use placed::{Placed, VersionChange};
+pub use placed::{PlacedSsTable, VersionChange};
 pub use record::{
     HEADER_WORDS, MAX_SEQUENCE, MAX_VALUE_BYTES, RecordKind, SsTableRecord, record_words,
     words_needed,

@@ -77,14 +77,14 @@ pub(super) fn copy_out(words: &[u64], at: usize, bytes: usize, out: &mut Vec<u8>
 
 /// Appends bytes to words without gaps.
 #[derive(Debug)]
-pub(super) struct Packer<'a> {
+pub(super) struct BytePacker<'a> {
     out: &'a mut Vec<u64>,
     /// The word being filled, with zeros above its `held` bytes.
     word: u64,
     held: usize,
 }
 
-impl<'a> Packer<'a> {
+impl<'a> BytePacker<'a> {
     pub(super) fn new(out: &'a mut Vec<u64>) -> Self {
         Self { out, word: 0, held: 0 }
     }
@@ -200,7 +200,7 @@ mod tests {
         ) {
             let all = pieces.concat();
             let mut words = vec![7];
-            let mut packer = Packer::new(&mut words);
+            let mut packer = BytePacker::new(&mut words);
             pieces.iter().for_each(|piece| packer.push_bytes(piece));
             packer.finish();
             prop_assert_eq!(words[0], 7);

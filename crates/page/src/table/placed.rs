@@ -20,14 +20,14 @@ const MAX_CHANGED: u32 = 1 << 16;
 
 /// A table, and where it lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct PlacedSsTable {
     /// Its description, without extents.
     pub meta: SsTableMeta,
     /// Addresses as words, and bytes at each.
     pub pieces: Vec<(u64, u64)>,
 }
 
-impl Placed {
+impl PlacedSsTable {
     /// Appends its words to `out`.
     pub fn encode(&self, out: &mut Vec<u64>) {
         SsTableMeta { extents: Vec::new(), ..self.meta.clone() }.encode(out);
@@ -58,7 +58,7 @@ pub struct VersionChange {
     /// Ids of tables.
     pub removed: Vec<u64>,
     /// Tables.
-    pub added: Vec<Placed>,
+    pub added: Vec<PlacedSsTable>,
 }
 
 impl VersionChange {
@@ -80,7 +80,7 @@ impl VersionChange {
         // Not with room for `added`: the words may have fewer.
         let mut tables = Vec::new();
         for _ in 0..added {
-            tables.push(Placed::decode(&mut words).ok()?);
+            tables.push(PlacedSsTable::decode(&mut words).ok()?);
         }
         words.is_empty().then_some(Self { removed, added: tables })
     }

@@ -176,7 +176,7 @@ pub(super) fn append_record(
     let at = out.len();
     out.push((key.bytes() as u64) << 32 | value.len() as u64);
     out.push(sequence << 8 | kind.bits());
-    let mut packer = packed::Packer::new(out);
+    let mut packer = packed::BytePacker::new(out);
     for index in 0..key.words() {
         packer.push(key.word(index), (key.bytes() - index * 8).min(8));
     }

@@ -6,11 +6,11 @@
 mod merges;
 
 use farleaf_page::table::{
-    BloomFilter, Clip, Compaction, CompactionProgress, DamagedSsTable, ExtentRun, FullIndex,
-    GroupPlace, IndexKind, KeyBuf, LocateFunction, LowerLevels, MAX_SEQUENCE, MAX_VALUE_BYTES,
-    MergeError, MergeOptions, Picked, RecordCursor, RecordKind, RecordRun, RefusedRecord,
-    SsTableBuilder, SsTableFences, SsTableFooter, SsTableIndex, SsTableLookup, SsTableMeta,
-    SsTableRecord, TableKey, build_locate, pick, record_words,
+    BloomFilter, Compaction, CompactionError, CompactionOptions, CompactionProgress,
+    DamagedSsTable, ExtentRun, FullIndex, GroupPlace, IndexKind, KeyBuf, LocateFunction,
+    LowerLevels, MAX_SEQUENCE, MAX_VALUE_BYTES, RecordCursor, RecordKind, RecordRun, RefusedRecord,
+    SsTableBuilder, SsTableClip, SsTableFences, SsTableFooter, SsTableIndex, SsTableLookup,
+    SsTableMeta, SsTableRecord, TableKey, VisibleVersion, build_locate, pick, record_words,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
@@ -75,14 +75,17 @@ impl Table {
             pick(&self.words[words.start as usize..words.end as usize], id, key, bound)
         };
         let (picked, reads) = match self.index.find(key, key.hash(), bound)? {
-            SsTableLookup::Absent => (Picked::Absent, 0),
+            SsTableLookup::Absent => (VisibleVersion::Absent, 0),
             SsTableLookup::Group(words) => (read(words)?, 1),
             SsTableLookup::Record { words, end } => match read(words.clone())? {
-                Picked::TooNew => (read(words.end..end)?, 2),
+                VisibleVersion::TooNew => (read(words.end..end)?, 2),
                 picked => (picked, 1),
             },
         };
-        Ok((if let Picked::Record(record) = picked { Some(value_of(record)) } else { None }, reads))
+        Ok((
+            if let VisibleVersion::Record(record) = picked { Some(value_of(record)) } else { None },
+            reads,
+        ))
     }
 }
 

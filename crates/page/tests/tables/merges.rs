@@ -6,10 +6,10 @@ use super::*;
 /// Reading begins where the range does.
 fn merge(
     tables: &[Vec<Table>],
-    options: MergeOptions,
+    options: CompactionOptions,
     kind: IndexKind,
     (piece, budget): (usize, u64),
-) -> Result<Vec<Table>, MergeError> {
+) -> Result<Vec<Table>, CompactionError> {
     let lower = options.range.lower.clone().unwrap_or_default();
     let begin = |source: &Vec<Table>| {
         source.first().map_or(0, |table| table.index.seek(lower.key()).unwrap() as usize)
@@ -54,9 +54,9 @@ fn merge(
     }
 }
 
-fn options() -> MergeOptions {
-    MergeOptions {
-        range: Clip::default(),
+fn options() -> CompactionOptions {
+    CompactionOptions {
+        range: SsTableClip::default(),
         snapshots: Vec::new(),
         below: LowerLevels::everything(),
         cuts: Vec::new(),
@@ -132,8 +132,8 @@ proptest! {
             (KeyBuf::from_bytes(low), KeyBuf::from_bytes(high))
         };
         let (lower, upper) = (range.0.then_some(range.2), range.1.then_some(range.3));
-        let options = MergeOptions {
-            range: Clip {
+        let options = CompactionOptions {
+            range: SsTableClip {
                 lower: lower.as_ref().map(|key| KeyBuf::from_bytes(key)),
                 upper: upper.as_ref().map(|key| KeyBuf::from_bytes(key)),
             },
@@ -219,7 +219,7 @@ proptest! {
         let merged = merge(&tables, options(), KINDS[0], sizes);
         if is_damaged || has_swapped {
             let is_of_source =
-                matches!(merged, Err(MergeError::Damaged(DamagedSsTable { table: 10, .. })));
+                matches!(merged, Err(CompactionError::Damaged(DamagedSsTable { table: 10, .. })));
             prop_assert!(is_of_source);
         } else {
             prop_assert_eq!(contents(&merged.unwrap()), survivors(&versions, &[], |_| true));
@@ -258,8 +258,8 @@ proptest! {
         let mut outputs = Vec::new();
         for index in 0..=bounds.len() {
             let lower = index.checked_sub(1).map(|before| bounds[before].clone());
-            let range = Clip { lower, upper: bounds.get(index).cloned() };
-            let options = MergeOptions { range, ..options() };
+            let range = SsTableClip { lower, upper: bounds.get(index).cloned() };
+            let options = CompactionOptions { range, ..options() };
             outputs.extend(merge(&tables, options, KINDS[kind], sizes).unwrap());
         }
         prop_assert_eq!(contents(&outputs), survivors(&versions, &[], |_| true));
@@ -280,14 +280,14 @@ fn equal_versions_are_one() {
     let (mut builder, mut out) = (SsTableBuilder::new(7, 3, KINDS[0]), Vec::new());
     let cut_off = || {
         let mut merge = Compaction::new(1, options());
-        merge.begin(0, 1, &Clip::default()).unwrap();
+        merge.begin(0, 1, &SsTableClip::default()).unwrap();
         merge.feed(0, &tables[0][0].data()[..2]).unwrap();
         merge
     };
     let mut merge = cut_off();
-    let error = merge.begin(0, 2, &Clip::default()).unwrap_err();
+    let error = merge.begin(0, 2, &SsTableClip::default()).unwrap_err();
     assert!(
-        matches!(error, MergeError::Damaged(DamagedSsTable { table: 1, .. })),
+        matches!(error, CompactionError::Damaged(DamagedSsTable { table: 1, .. })),
         "a record is cut off"
     );
     assert_eq!(merge.step(1, &mut builder, &mut out), Err(error));
@@ -300,9 +300,9 @@ fn numbered(id: u64, keys: std::ops::Range<u8>) -> Table {
     build(id, KINDS[0], &keys.map(version).collect()).unwrap()
 }
 
-fn between(lower: u8, upper: u8) -> Clip {
+fn between(lower: u8, upper: u8) -> SsTableClip {
     let key = |byte: u8| Some(KeyBuf::from_bytes(&[byte]));
-    Clip { lower: key(lower), upper: key(upper) }
+    SsTableClip { lower: key(lower), upper: key(upper) }
 }
 
 /// lsm.J8: two records in each other's place are noticed if one of them belongs to the range, and
@@ -323,10 +323,10 @@ fn disorder_at_the_ends_of_a_range_is_noticed() {
                     table.words.swap(one, other);
                 }
                 let (mut builder, mut out) = (SsTableBuilder::new(2, 3, KINDS[0]), Vec::new());
-                let options = MergeOptions { range: between(lower, upper), ..options() };
+                let options = CompactionOptions { range: between(lower, upper), ..options() };
                 let mut merge = Compaction::new(1, options);
-                let mut run = || -> Result<(), MergeError> {
-                    merge.begin(0, 1, &Clip::default())?;
+                let mut run = || -> Result<(), CompactionError> {
+                    merge.begin(0, 1, &SsTableClip::default())?;
                     for record in table.data().chunks(words) {
                         merge.feed(0, record)?;
                         while merge.step(1, &mut builder, &mut out)? == CompactionProgress::Spent {}
@@ -346,8 +346,10 @@ fn disorder_at_the_ends_of_a_range_is_noticed() {
                     }
                     Err(error) => {
                         assert!(concerns || spans, "{case:?}");
-                        let is_order =
-                            matches!(error, MergeError::Damaged(DamagedSsTable { table: 1, .. }));
+                        let is_order = matches!(
+                            error,
+                            CompactionError::Damaged(DamagedSsTable { table: 1, .. })
+                        );
                         assert!(is_order, "{error}");
                     }
                 }
@@ -366,7 +368,7 @@ fn a_merge_takes_the_keys_of_each_tables_clip() {
     let mut last = numbered(5, 6..9);
     last.meta.clip = between(7, 100);
     let range = between(1, 8);
-    let options = MergeOptions { range, ..options() };
+    let options = CompactionOptions { range, ..options() };
     let merged = merge(&[vec![older], vec![newer, last]], options, KINDS[0], (3, 9)).unwrap();
     let found: Vec<_> = contents(&merged)
         .into_iter()

@@ -150,9 +150,9 @@ pub struct BlockSpace {
 
 /// An edit that may take references out of leaves. Dropping it ends the edit.
 #[derive(Debug)]
-pub struct EditUnderWay<'a>(&'a AtomicU64);
+pub struct BlockEditInFlight<'a>(&'a AtomicU64);
 
-impl Drop for EditUnderWay<'_> {
+impl Drop for BlockEditInFlight<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -414,7 +414,7 @@ impl BlockSpace {
     /// Begins an edit that may take references out of leaves. Nothing needs to be counted if there
     /// are no chunks of former lives.
     #[inline]
-    pub(crate) fn edit(&self) -> Option<EditUnderWay<'_>> {
+    pub(crate) fn edit(&self) -> Option<BlockEditInFlight<'_>> {
         if !self.has_former.load(Ordering::Relaxed) {
             return None;
         }
@@ -422,7 +422,7 @@ impl BlockSpace {
             let phase = self.phase.load(Ordering::SeqCst);
             let edits = &self.edits[(phase % 2) as usize];
             edits.fetch_add(1, Ordering::SeqCst);
-            let begun = EditUnderWay(edits);
+            let begun = BlockEditInFlight(edits);
             // Otherwise, the end of the scan may have missed it.
             if self.phase.load(Ordering::SeqCst) == phase {
                 return Some(begun);

@@ -13,13 +13,13 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::block_space::{
-    AwaitedBlocks, BlockPlace, BlockSpace, EditUnderWay, LostBlocks, SizeClass, UnendedBlock,
+    AwaitedBlocks, BlockEditInFlight, BlockPlace, BlockSpace, LostBlocks, SizeClass, UnendedBlock,
 };
 use super::chunks::{ChunkClient, ChunkUse};
 use super::former::FormerStep;
 use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
 use super::pieces::{both, pieces};
-use super::{Backoff, GRACE_NS, Miss, RemoteError};
+use super::{Backoff, GRACE_NS, MissCause, RemoteError};
 use crate::wire::{LISTED_CHUNKS, PoolRequest};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
@@ -211,17 +211,17 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// whether that reference is recent enough (blocks.X5).
     ///
     /// # Errors
-    /// [`Miss::Restart`] if another block is there, or none.
-    pub async fn read(&self, block: BlockRef, since_ns: u64) -> Result<(Vec<u8>, bool), Miss> {
+    /// [`MissCause::Restart`] if another block is there, or none.
+    pub async fn read(&self, block: BlockRef, since_ns: u64) -> Result<(Vec<u8>, bool), MissCause> {
         let trusts = self.fabric().breaks(rules::BLOCKS_CHECKED);
         if !self.is_sensible(block) {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let words = self.read_words(block).await?;
         let is_recent = self.now_ns().saturating_sub(since_ns) <= GRACE_NS / 2;
         let matches = BlockRef::new(block.at, block.bytes, words.iter().copied()) == block;
         if !matches && !trusts {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let mut value = Vec::with_capacity(words.len() * 8);
         words.iter().for_each(|word| value.extend_from_slice(&word.to_le_bytes()));
@@ -237,7 +237,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             && block.at.server().number() < self.fabric().memory_servers()
     }
 
-    async fn read_words(&self, block: BlockRef) -> Result<Vec<u64>, Miss> {
+    async fn read_words(&self, block: BlockRef) -> Result<Vec<u64>, MissCause> {
         let mut backoff = Backoff::default();
         let mut outcome = Err(FabricError::NoBuffer { bytes: block.bytes });
         for _ in 0..READ_RETRIES {
@@ -352,7 +352,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
 
     /// Begins an edit that may take references out of leaves.
     #[inline]
-    pub fn edit(&self) -> Option<EditUnderWay<'_>> {
+    pub fn edit(&self) -> Option<BlockEditInFlight<'_>> {
         self.space.edit()
     }
 

@@ -218,7 +218,7 @@ impl ChunkTokens {
     ) -> Result<(GlobalAddr, u64), RemoteError> {
         let (token, is_first) = self.token(rpc.fabric(), server);
         // A request that is dropped on the way may have allocated a chunk, too.
-        let mut doubt = TokenInDoubt { tokens: &self.in_doubt, server, token: Some(token) };
+        let mut doubt = UnresolvedToken { tokens: &self.in_doubt, server, token: Some(token) };
         let (request, least): (Request<L>, _) = match purpose {
             ChunkUse::Nodes => (PoolRequest::AllocateChunk { bytes, token }.into(), 0),
             ChunkUse::Whole { least } => {
@@ -272,13 +272,13 @@ impl ChunkTokens {
 }
 
 /// The token of a request. Unless it is taken out, the next request to the server uses it again.
-struct TokenInDoubt<'c> {
+struct UnresolvedToken<'c> {
     tokens: &'c RefCell<BTreeMap<u16, Vec<u64>>>,
     server: ServerId,
     token: Option<u64>,
 }
 
-impl Drop for TokenInDoubt<'_> {
+impl Drop for UnresolvedToken<'_> {
     fn drop(&mut self) {
         let mut tokens = self.tokens.borrow_mut();
         if let Some(token) = self.token {

@@ -2,7 +2,7 @@
 //! pools to the index.
 
 use super::pages::READ_RETRIES;
-use super::{Image, PageClient, RemoteError, RpcClient};
+use super::{PageClient, PageImage, RemoteError, RpcClient};
 use crate::wire::{PoolRequest, Refusal};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_page::{DesignId, Layout, Superblock, SuperblockError};
@@ -23,7 +23,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub async fn write_roots<E: From<RemoteError>>(
         &self,
         servers: u16,
-        make: impl AsyncFnOnce(&[GlobalAddr]) -> Result<Vec<Image<L>>, E>,
+        make: impl AsyncFnOnce(&[GlobalAddr]) -> Result<Vec<PageImage<L>>, E>,
     ) -> Result<Vec<GlobalAddr>, E> {
         for number in (0..servers).rev() {
             self.rpc().check_unclaimed(ServerId::new(number)).await?;

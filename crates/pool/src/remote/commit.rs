@@ -18,10 +18,10 @@
 //! - W4. A commit that has begun will complete if this client lives: unfinished parts are kept with
 //!   the content of their pages, and finished later ([`PageClient::settle_doubts`]).
 
-use super::identity::{LeftSlot, RedoSlot};
+use super::identity::{RedoSlot, RetainedSlot};
 use super::pieces::{Pieces, pieces};
 use super::redo::{MAX_PAGES, Redo, RedoPage};
-use super::{Image, LockedPage, PageClient, PageCopy, RemoteError};
+use super::{LockedPage, PageClient, PageCopy, PageImage, RemoteError};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
 use farleaf_page::rules;
 use farleaf_page::{Layout, LockWord, Page};
@@ -33,30 +33,30 @@ use std::rc::Rc;
 #[derive(Debug)]
 pub struct PageChange<'a, L> {
     pub(super) locked: LockedPage<'a>,
-    pub(super) rewrite: Rewrite<L>,
+    pub(super) rewrite: PageRewrite<L>,
 }
 
 /// The new content of a page that this client holds.
 #[derive(Debug)]
-pub(super) struct Rewrite<L> {
+pub(super) struct PageRewrite<L> {
     pub(super) at: GlobalAddr,
     /// Word 0 while the page is held.
     pub(super) held: LockWord,
-    pub(super) after: Image<L>,
+    pub(super) after: PageImage<L>,
     pub(super) redo: RedoPage,
 }
 
 /// A commit that has begun and will be finished later (W4). Its pages stay marked as held, and its
 /// slot stays in use.
 #[derive(Debug)]
-pub(super) struct Unfinished<L> {
-    pub(super) slot: LeftSlot,
-    pub(super) rewrites: Vec<Rewrite<L>>,
+pub(super) struct UnresolvedCommit<L> {
+    pub(super) slot: RetainedSlot,
+    pub(super) rewrites: Vec<PageRewrite<L>>,
 }
 
 /// The state of a commit that is certain to happen (W4).
 #[derive(Debug)]
-pub enum Committed {
+pub enum CommitState {
     /// Every page is written.
     Now,
     /// A memory server is unreachable. No other client changes the pages until they are written.
@@ -65,12 +65,12 @@ pub enum Committed {
 
 impl<'a, L: Layout> PageChange<'a, L> {
     /// A change of a locked page from `before`, the copy that the lock was taken with, to `after`.
-    pub fn new(locked: LockedPage<'a>, before: &PageCopy<L>, after: Image<L>) -> Self {
+    pub fn new(locked: LockedPage<'a>, before: &PageCopy<L>, after: PageImage<L>) -> Self {
         let owner = locked.word.owner();
         after.page().drop_needless_lock();
         after.page().seal(locked.word.next_by(owner));
         let redo = RedoPage::between(locked.at, before.page(), after.page());
-        Self { rewrite: Rewrite { at: locked.at, held: locked.word, after, redo }, locked }
+        Self { rewrite: PageRewrite { at: locked.at, held: locked.word, after, redo }, locked }
     }
 
     /// Word 0 of the page after the commit.
@@ -102,8 +102,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         changes: Vec<PageChange<'_, L>>,
     ) -> Result<(), RemoteError> {
         match self.commit_surely(changes).await? {
-            Committed::Now => Ok(()),
-            Committed::Later(error) => Err(error),
+            CommitState::Now => Ok(()),
+            CommitState::Later(error) => Err(error),
         }
     }
 
@@ -118,7 +118,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub async fn commit_surely(
         &self,
         mut changes: Vec<PageChange<'_, L>>,
-    ) -> Result<Committed, RemoteError> {
+    ) -> Result<CommitState, RemoteError> {
         assert!((1..=MAX_PAGES).contains(&changes.len()), "an entry has room for 1 to 3 pages");
         if self.fabric().breaks(rules::LOSERS_FIRST) {
             changes.reverse();
@@ -133,7 +133,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
         };
         slot.keep = true;
-        let (locks, rewrites): (Vec<LockedPage<'_>>, Vec<Rewrite<L>>) =
+        let (locks, rewrites): (Vec<LockedPage<'_>>, Vec<PageRewrite<L>>) =
             changes.into_iter().map(|change| (change.locked, change.rewrite)).unzip();
         let written = self.write_all(slot.at, &rewrites).await;
         Ok(self.finish_commit(written, slot, locks, rewrites).await)
@@ -145,8 +145,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         written: Result<(), RemoteError>,
         mut slot: RedoSlot<'_>,
         locks: Vec<LockedPage<'_>>,
-        rewrites: Vec<Rewrite<L>>,
-    ) -> Committed {
+        rewrites: Vec<PageRewrite<L>>,
+    ) -> CommitState {
         if written.is_err()
             && !self.fabric().breaks(rules::COMMITS_SETTLED)
             && let Err(error) = self.settle(slot.at, &rewrites).await
@@ -156,19 +156,19 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             let is_one = |at| rewrites.iter().any(|page| page.at == at);
             self.doubts.borrow_mut().retain(|doubt| !is_one(doubt.at));
             let server = slot.at.server();
-            let unfinished = Unfinished { slot: slot.leave(), rewrites };
+            let unfinished = UnresolvedCommit { slot: slot.leave(), rewrites };
             self.unfinished.borrow_mut().push(Rc::new(unfinished));
-            return Committed::Later(error.after_a_change(server));
+            return CommitState::Later(error.after_a_change(server));
         }
         slot.keep = false;
         locks.into_iter().for_each(LockedPage::settled);
-        Committed::Now
+        CommitState::Now
     }
 
     async fn write_all(
         &self,
         slot: GlobalAddr,
-        rewrites: &[Rewrite<L>],
+        rewrites: &[PageRewrite<L>],
     ) -> Result<(), RemoteError> {
         if self.fabric().breaks(rules::CHANGES_LOGGED) {
             for page in rewrites {
@@ -209,7 +209,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         slot: &RedoSlot<'_>,
         at: GlobalAddr,
         before: Option<Page<'_, L>>,
-        after: &Image<L>,
+        after: &PageImage<L>,
     ) -> Result<(Pieces<F>, F::Op<Buffer>), FabricError> {
         let redo = match before {
             Some(before) => RedoPage::between(at, before, after.page()),
@@ -258,7 +258,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub(super) async fn post_entry(
         &self,
         slot: GlobalAddr,
-        rewrites: &[Rewrite<L>],
+        rewrites: &[PageRewrite<L>],
     ) -> Result<Pieces<F>, RemoteError> {
         let owner = rewrites[0].held.owner();
         let pages = rewrites.iter().map(|page| page.redo.clone()).collect();

@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 /// An address, with the time at which the page containing it was requested. A freed node is not
 /// reused until every pointer to it is too old to be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pointer {
+pub struct TimedPointer {
     /// The target.
     pub at: GlobalAddr,
     /// When the page that holds this address was requested, by this endpoint's clock, in
@@ -19,7 +19,7 @@ pub struct Pointer {
     pub since_ns: u64,
 }
 
-impl Pointer {
+impl TimedPointer {
     /// A pointer to an address whose meaning never changes, such as the root's. It never expires.
     pub fn fixed(at: GlobalAddr) -> Self {
         Self { at, since_ns: u64::MAX }
@@ -71,24 +71,24 @@ impl<L: Layout> PageCopy<L> {
 
     /// An address found in this page, as a pointer of the copy's age.
     #[inline]
-    pub fn pointer(&self, at: GlobalAddr) -> Pointer {
-        Pointer { at, since_ns: self.read_ns }
+    pub fn pointer(&self, at: GlobalAddr) -> TimedPointer {
+        TimedPointer { at, since_ns: self.read_ns }
     }
 
     /// A pointer to this page, for rereading it.
-    pub fn itself(&self) -> Pointer {
-        Pointer { at: self.at, since_ns: self.read_ns }
+    pub fn itself(&self) -> TimedPointer {
+        TimedPointer { at: self.at, since_ns: self.read_ns }
     }
 }
 
 /// A page under construction in private memory.
 #[derive(Debug)]
-pub struct Image<L> {
+pub struct PageImage<L> {
     words: Box<[AtomicU64]>,
     layout: PhantomData<L>,
 }
 
-impl<L: Layout> Image<L> {
+impl<L: Layout> PageImage<L> {
     /// A page of zeros.
     pub fn empty() -> Self {
         let words = (0..L::page_words()).map(|_| AtomicU64::new(0)).collect();

@@ -1,6 +1,6 @@
 //! Changes of one page: edit a private image, lock the page, write it.
 
-use super::{Image, Miss, PageChange, PageClient, PageCopy};
+use super::{MissCause, PageChange, PageClient, PageCopy, PageImage};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_page::{EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue};
 
@@ -15,8 +15,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         copy: &PageCopy<L>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<Option<EditAnswer<OwnedValue<L>>>, Miss> {
-        let image = Image::of(copy.page());
+    ) -> Result<Option<EditAnswer<OwnedValue<L>>>, MissCause> {
+        let image = PageImage::of(copy.page());
         match edit.apply(image.page()) {
             LeafOutcome::Nothing(answer) => Ok(Some(answer)),
             LeafOutcome::Changed { answer, .. } => {
@@ -31,8 +31,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// equals the copy: one CAS and three WRITEs.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the page has changed or is locked; nothing has changed in that case.
-    pub async fn replace(&self, copy: &PageCopy<L>, image: Image<L>) -> Result<(), Miss> {
+    /// [`MissCause::Restart`] if the page has changed or is locked; nothing has changed in that
+    /// case.
+    pub async fn replace(&self, copy: &PageCopy<L>, image: PageImage<L>) -> Result<(), MissCause> {
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::ChangeNode).await;
         Ok(self.commit(PageChange::new(locked, copy, image)).await?)

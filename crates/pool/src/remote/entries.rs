@@ -26,7 +26,7 @@ use super::entry_locks::EntryLocks;
 use super::identity::REGISTRAR;
 use super::pages::{BUSY_WAIT_NS, SETTLES};
 use super::pieces::all_done;
-use super::{Backoff, Image, Miss, PageClient, PageCopy, RemoteError};
+use super::{Backoff, MissCause, PageClient, PageCopy, PageImage, RemoteError};
 use crate::wire::{OwnerRequest, Refusal, Reply};
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
@@ -48,25 +48,27 @@ const SWAP_PAUSE_NS: u64 = 4_000;
 
 /// An entry lock that this client may hold without an operation that will release it.
 #[derive(Clone, Debug)]
-pub(super) struct EntryDoubt {
+pub(super) struct UnresolvedEntry {
     at: GlobalAddr,
-    lock: DoubtfulLock,
+    lock: UnresolvedEntryLock,
 }
 
 #[derive(Clone, Debug)]
-enum DoubtfulLock {
+enum UnresolvedEntryLock {
     /// The leaf has this word, or had it.
     Word(LockWord),
     /// This client has the turn (entries.E6).
     Turn(Arc<EntryLocks>, u64),
 }
 
-impl EntryDoubt {
+impl UnresolvedEntry {
     /// Whether both are about the same acquisition.
     pub(super) fn is(&self, other: &Self) -> bool {
         let same = match (&self.lock, &other.lock) {
-            (DoubtfulLock::Word(one), DoubtfulLock::Word(other)) => one == other,
-            (DoubtfulLock::Turn(_, one), DoubtfulLock::Turn(_, other)) => one == other,
+            (UnresolvedEntryLock::Word(one), UnresolvedEntryLock::Word(other)) => one == other,
+            (UnresolvedEntryLock::Turn(_, one), UnresolvedEntryLock::Turn(_, other)) => {
+                one == other
+            }
             _ => false,
         };
         same && self.at == other.at
@@ -74,12 +76,12 @@ impl EntryDoubt {
 }
 
 /// Leaves a doubt when it is dropped.
-struct OnDrop<'a> {
-    doubts: &'a RefCell<Vec<EntryDoubt>>,
-    doubt: Option<EntryDoubt>,
+struct UnresolvedOnDrop<'a> {
+    doubts: &'a RefCell<Vec<UnresolvedEntry>>,
+    doubt: Option<UnresolvedEntry>,
 }
 
-impl Drop for OnDrop<'_> {
+impl Drop for UnresolvedOnDrop<'_> {
     fn drop(&mut self) {
         self.doubts.borrow_mut().extend(self.doubt.take());
     }
@@ -89,7 +91,7 @@ impl Drop for OnDrop<'_> {
 #[derive(Debug)]
 pub struct EntryHold<'a> {
     locks: &'a Arc<EntryLocks>,
-    doubts: &'a RefCell<Vec<EntryDoubt>>,
+    doubts: &'a RefCell<Vec<UnresolvedEntry>>,
     at: GlobalAddr,
     ticket: u64,
     /// The word that the leaf has, or may have, because of this hold.
@@ -104,12 +106,14 @@ impl Drop for EntryHold<'_> {
     fn drop(&mut self) {
         let at = self.at;
         if self.may_land && self.locks.is_exclusive() {
-            let lock = DoubtfulLock::Turn(self.locks.clone(), self.ticket);
-            return self.doubts.borrow_mut().push(EntryDoubt { at, lock });
+            let lock = UnresolvedEntryLock::Turn(self.locks.clone(), self.ticket);
+            return self.doubts.borrow_mut().push(UnresolvedEntry { at, lock });
         }
         let untaken = self.locks.leave(at, self.ticket).map(|(word, _)| word);
         if let Some(word) = self.word.or(untaken) {
-            self.doubts.borrow_mut().push(EntryDoubt { at, lock: DoubtfulLock::Word(word) });
+            self.doubts
+                .borrow_mut()
+                .push(UnresolvedEntry { at, lock: UnresolvedEntryLock::Word(word) });
         }
     }
 }
@@ -124,11 +128,11 @@ impl EntryHold<'_> {
     /// stays with the doubt about the leaf, which is settled first.
     pub async fn rewriting<T>(
         &mut self,
-        change: impl Future<Output = Result<T, Miss>>,
-    ) -> Result<T, Miss> {
+        change: impl Future<Output = Result<T, MissCause>>,
+    ) -> Result<T, MissCause> {
         self.may_land = true;
         let outcome = change.await;
-        self.may_land = matches!(outcome, Err(Miss::Failed(RemoteError::Indeterminate(_))));
+        self.may_land = matches!(outcome, Err(MissCause::Failed(RemoteError::Indeterminate(_))));
         outcome
     }
 
@@ -198,8 +202,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// server hands the lock over.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if others hold the lock for too long.
-    pub async fn hold_entries(&self, at: GlobalAddr) -> Result<EntryHold<'_>, Miss> {
+    /// [`MissCause::Restart`] if others hold the lock for too long.
+    pub async fn hold_entries(&self, at: GlobalAddr) -> Result<EntryHold<'_>, MissCause> {
         self.hold_entries_by(&self.entry_locks, at).await
     }
 
@@ -211,7 +215,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &'a self,
         locks: &'a Arc<EntryLocks>,
         at: GlobalAddr,
-    ) -> Result<EntryHold<'a>, Miss> {
+    ) -> Result<EntryHold<'a>, MissCause> {
         let owner = match locks.is_exclusive() {
             true => 0,
             false => self.entry_owner(locks).await?,
@@ -226,7 +230,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let handed = loop {
             match locks.turn(at, ticket) {
                 Some(handed) => break handed,
-                None if waits == TURN_WAITS => return Err(Miss::Restart),
+                None if waits == TURN_WAITS => return Err(MissCause::Restart),
                 None if waits < CLOSE_TURN_WAITS => self.fabric().sleep(BUSY_WAIT_NS).await,
                 None => self.fabric().sleep(FAR_TURN_WAIT_NS).await,
             }
@@ -257,7 +261,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.fabric().counters().count_retry();
             self.fabric().sleep(1 + self.fabric().random() % SWAP_PAUSE_NS).await;
         }
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// Changes a leaf's entry lock by a CAS. Returns whether it has `to` because of that.
@@ -297,7 +301,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub async fn write_entries(
         &self,
         mut hold: EntryHold<'_>,
-        image: &Image<L>,
+        image: &PageImage<L>,
         writes: &[EntryWords],
     ) -> Result<(), RemoteError> {
         if hold.locks.is_exclusive() {
@@ -371,7 +375,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn settle_entries(
         &self,
         mut hold: EntryHold<'_>,
-        image: &Image<L>,
+        image: &PageImage<L>,
         writes: &[EntryWords],
         error: RemoteError,
     ) -> Result<(), RemoteError> {
@@ -398,7 +402,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if hold.is_for_next() && hold.hand_over() {
             return;
         }
-        let image = Image::empty();
+        let image = PageImage::empty();
         let posted = match self.post_entries(hold.at, &image, &[], hold.release_word()).await {
             Ok(posted) => all_done(posted).await,
             Err(error) => Err(error),
@@ -422,7 +426,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn hand_over_early(
         &self,
         mut hold: EntryHold<'_>,
-        image: &Image<L>,
+        image: &PageImage<L>,
         writes: &[EntryWords],
     ) -> Result<(), RemoteError> {
         let posted = self.post_entries(hold.at, image, writes, None).await?;
@@ -437,7 +441,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn post_entries(
         &self,
         at: GlobalAddr,
-        image: &Image<L>,
+        image: &PageImage<L>,
         writes: &[EntryWords],
         release: Option<LockWord>,
     ) -> Result<EntryWrites<F>, RemoteError> {
@@ -474,34 +478,35 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Takes over the entry lock of a leaf from a dead client, mends the leaf, and releases the
     /// lock (entries.E5).
-    pub(super) async fn recover_entries(&self, found: &PageCopy<L>) -> Result<(), Miss> {
+    pub(super) async fn recover_entries(&self, found: &PageCopy<L>) -> Result<(), MissCause> {
         let (at, held) = (found.at(), found.page().entry_lock());
         if found.word().is_locked() {
             // The dead client was changing the whole leaf. That is to be finished first.
             self.suspect.set(Some((at, found.word())));
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let word = self.entry_locks.new_word(self.entry_owner(&self.entry_locks).await?);
-        let doubt = EntryDoubt { at, lock: DoubtfulLock::Word(word) };
+        let doubt = UnresolvedEntry { at, lock: UnresolvedEntryLock::Word(word) };
         // Until it ends: a task that settles a doubt resets the connection of all others.
-        let mut unless_done = OnDrop { doubts: &self.entry_doubts, doubt: Some(doubt.clone()) };
+        let mut unless_done =
+            UnresolvedOnDrop { doubts: &self.entry_doubts, doubt: Some(doubt.clone()) };
         let is_taken = self.swap_entry_lock(at, held, word).await?;
         if is_taken {
             // If messages are lost, the doubt remains, and is settled before a later attempt.
-            self.mend_entries(&doubt).await.map_err(|_| Miss::Restart)?;
+            self.mend_entries(&doubt).await.map_err(|_| MissCause::Restart)?;
         }
         unless_done.doubt = None;
-        if is_taken { Ok(()) } else { Err(Miss::Restart) }
+        if is_taken { Ok(()) } else { Err(MissCause::Restart) }
     }
 
     /// Settles a doubt about an entry lock (entries.E4).
-    pub(super) async fn settle_entry(&self, doubt: &EntryDoubt) -> Result<(), Miss> {
+    pub(super) async fn settle_entry(&self, doubt: &UnresolvedEntry) -> Result<(), MissCause> {
         self.fabric().reset(doubt.at.server()).await?;
         match self.radix_leaves {
             true => self.mend_leaf_in_turn(doubt.at).await?,
             false => self.mend_entries(doubt).await?,
         }
-        if let DoubtfulLock::Turn(locks, ticket) = &doubt.lock {
+        if let UnresolvedEntryLock::Turn(locks, ticket) = &doubt.lock {
             locks.leave(doubt.at, *ticket);
         }
         Ok(())
@@ -509,20 +514,20 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Mends the leaf and releases its lock, if the leaf still has the word of the doubt. Nothing
     /// that this client has posted to the leaf may be in flight.
-    async fn mend_entries(&self, doubt: &EntryDoubt) -> Result<(), Miss> {
+    async fn mend_entries(&self, doubt: &UnresolvedEntry) -> Result<(), MissCause> {
         let at = doubt.at;
         let found = self.read_raw(at).await?;
         let page = found.page();
         let held = match doubt.lock {
-            DoubtfulLock::Word(word) if page.entry_lock() != word => return Ok(()),
-            DoubtfulLock::Word(word) => Some(word),
-            DoubtfulLock::Turn(..) => None,
+            UnresolvedEntryLock::Word(word) if page.entry_lock() != word => return Ok(()),
+            UnresolvedEntryLock::Word(word) => Some(word),
+            UnresolvedEntryLock::Turn(..) => None,
         };
         // An unfinished commit of this client comes first.
         if page.lock_word().is_locked() || !page.has_whole_header() {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
-        let image = Image::of(page);
+        let image = PageImage::of(page);
         let mut writes = SmallVec::<[EntryWords; 2]>::new();
         for (place, due) in L::mended_entries(page, self.fabric().breaks(rules::ENTRIES_MENDED)) {
             image.words()[place].store(due, Ordering::Relaxed);

@@ -22,7 +22,7 @@ use farleaf_page::LockWord;
 use std::collections::{BTreeMap, VecDeque};
 
 /// A lock that is handed over, and how many times it was.
-pub(super) type Handed = (LockWord, u32);
+pub(super) type HandedLock = (LockWord, u32);
 
 /// The entry locks as clients of one compute server see them.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ struct LockQueue {
     turn: u64,
     waiting: VecDeque<u64>,
     /// The lock, for the client whose turn it is.
-    handed: Option<Handed>,
+    handed: Option<HandedLock>,
 }
 
 impl EntryLocks {
@@ -122,7 +122,7 @@ impl EntryLocks {
     }
 
     /// Whether it is the ticket's turn, and the lock if it was handed over.
-    pub(super) fn turn(&self, at: GlobalAddr, ticket: u64) -> Option<Option<Handed>> {
+    pub(super) fn turn(&self, at: GlobalAddr, ticket: u64) -> Option<Option<HandedLock>> {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(&at).filter(|queue| queue.turn == ticket)?;
         Some(queue.handed.take())
@@ -136,7 +136,7 @@ impl EntryLocks {
     }
 
     /// Gives the lock to the next client, if one waits.
-    pub(super) fn hand_over(&self, at: GlobalAddr, handed: Handed) -> bool {
+    pub(super) fn hand_over(&self, at: GlobalAddr, handed: HandedLock) -> bool {
         let mut queues = lock(&self.queues);
         let Some(queue) = queues.get_mut(&at) else { return false };
         let Some(next) = queue.waiting.pop_front() else { return false };
@@ -146,7 +146,7 @@ impl EntryLocks {
 
     /// Gives a ticket back. If the lock was handed to this ticket and not taken, the next client
     /// gets it; if none waits, it is returned.
-    pub(super) fn leave(&self, at: GlobalAddr, ticket: u64) -> Option<Handed> {
+    pub(super) fn leave(&self, at: GlobalAddr, ticket: u64) -> Option<HandedLock> {
         let mut queues = lock(&self.queues);
         let queue = queues.get_mut(&at)?;
         if queue.turn != ticket {

@@ -16,7 +16,7 @@
 
 use super::entries::entry_lock_of;
 use super::pages::REREADS;
-use super::{Backoff, Miss, PageClient, PageCopy};
+use super::{Backoff, MissCause, PageClient, PageCopy};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_page::rules;
 use farleaf_page::{Layout, LockWord};
@@ -26,8 +26,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// page is not expected there, and is not returned.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the leaf keeps changing, or if there is none.
-    pub async fn read_between_versions(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
+    /// [`MissCause::Restart`] if the leaf keeps changing, or if there is none.
+    pub async fn read_between_versions(&self, at: GlobalAddr) -> Result<PageCopy<L>, MissCause> {
         let mut backoff = Backoff::default();
         for _ in 0..REREADS {
             let before = self.read_words(entry_lock_of(at), 8).await?.get(0);
@@ -52,6 +52,6 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             backoff.count();
             backoff.wait(self.fabric()).await;
         }
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 }

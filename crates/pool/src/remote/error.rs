@@ -41,7 +41,7 @@ macro_rules! with_remote_errors {
             NotItsKeys,
             /// The index cannot hold the key, or the value beside it.
             #[error(transparent)]
-            TooLong(#[from] farleaf_page::TooLong),
+            TooLong(#[from] farleaf_page::LengthError),
             /// An argument is out of range.
             #[error("{0}")]
             InvalidArgument(&'static str),
@@ -120,20 +120,20 @@ impl RemoteError {
 
 /// Why an attempt failed.
 #[derive(Clone, Debug)]
-pub enum Miss {
+pub enum MissCause {
     /// A concurrent operation interfered: retry.
     Restart,
     /// Retrying cannot help.
     Failed(RemoteError),
 }
 
-impl From<RemoteError> for Miss {
+impl From<RemoteError> for MissCause {
     fn from(error: RemoteError) -> Self {
         Self::Failed(error)
     }
 }
 
-impl From<FabricError> for Miss {
+impl From<FabricError> for MissCause {
     fn from(error: FabricError) -> Self {
         Self::Failed(error.into())
     }

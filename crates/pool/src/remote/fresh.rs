@@ -9,7 +9,7 @@
 //!
 //! *Thread safety*: private to one task.
 
-use super::{Image, PageClient, RemoteError};
+use super::{PageClient, PageImage, RemoteError};
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr, ServerId};
 use farleaf_page::{Layout, LockWord};
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ const WRITE_RETRIES: u32 = 16;
 /// A WRITE in flight, with the image to write again if it fails.
 struct FreshWrite<F: Fabric, L> {
     at: GlobalAddr,
-    image: Image<L>,
+    image: PageImage<L>,
     operation: F::Op<Buffer>,
 }
 
@@ -104,7 +104,11 @@ impl<'a, F: Fabric, L: Layout> FreshWriter<'a, F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if an older page could not be written.
-    pub async fn write(&mut self, node: FreshNode<F>, image: Image<L>) -> Result<(), RemoteError> {
+    pub async fn write(
+        &mut self,
+        node: FreshNode<F>,
+        image: PageImage<L>,
+    ) -> Result<(), RemoteError> {
         let FreshNode { at, word } = node;
         let most = (self.pages.fabric().depth() / 3).max(1);
         while self.in_flight.len() >= most {

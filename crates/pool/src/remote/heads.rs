@@ -8,7 +8,7 @@
 //!
 //! After Ziegler et al. (SIGMOD 2019), §4.3.
 
-use super::Image;
+use super::PageImage;
 use farleaf_fabric::GlobalAddr;
 use farleaf_page::{Layout, OwnedKey, Page};
 
@@ -18,8 +18,8 @@ pub fn head_leaves<L: Layout>() -> usize {
 }
 
 /// Creates a head at `at` before the leaf at `leaf`, which begins at `low`, and lists that leaf.
-pub fn open_head<L: Layout>(at: GlobalAddr, low: &L::Key, leaf: GlobalAddr) -> Image<L> {
-    let image = Image::<L>::empty();
+pub fn open_head<L: Layout>(at: GlobalAddr, low: &L::Key, leaf: GlobalAddr) -> PageImage<L> {
+    let image = PageImage::<L>::empty();
     image.page().format_empty(at, 0, low, Some(low));
     image.page().set_sibling(leaf);
     image.page().set_head();
@@ -39,7 +39,7 @@ pub fn list_leaf<L: Layout>(head: Page<'_, L>, low: &L::Key, leaf: GlobalAddr) -
 ///
 /// # Panics
 /// If `leaves` is empty.
-pub fn head_image<L: Layout>(at: GlobalAddr, leaves: &[(OwnedKey<L>, GlobalAddr)]) -> Image<L> {
+pub fn head_image<L: Layout>(at: GlobalAddr, leaves: &[(OwnedKey<L>, GlobalAddr)]) -> PageImage<L> {
     let ((low, leaf), others) = leaves.split_first().expect("a head stands before a leaf");
     let image = open_head(at, L::key(low), *leaf);
     for (low, leaf) in others {

@@ -18,7 +18,7 @@ pub(super) struct ClientIdentity {
     /// 0 until the client has registered.
     owner: Cell<u16>,
     /// By memory server: where the log is, once known, and which of its slots are in use.
-    logs: RefCell<Vec<Option<Log>>>,
+    logs: RefCell<Vec<Option<RedoLog>>>,
     /// Slots kept for nodes that are not locked and may be half written.
     pinned: RefCell<Vec<PinnedSlot>>,
     /// Number of times a slot was pinned.
@@ -28,7 +28,7 @@ pub(super) struct ClientIdentity {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Log {
+struct RedoLog {
     at: GlobalAddr,
     used: u64,
     /// Used slots that operations do not free, because their pages may still be unwritten.
@@ -62,7 +62,7 @@ pub(super) struct PinnedSlot {
 
 /// A slot that stays in use until it is freed explicitly.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LeftSlot {
+pub(super) struct RetainedSlot {
     pub(super) at: GlobalAddr,
     server: ServerId,
     number: u64,
@@ -95,8 +95,8 @@ impl RedoSlot<'_> {
     }
 
     /// Leaves the slot in use.
-    pub(super) fn leave(self) -> LeftSlot {
-        let left = LeftSlot { at: self.at, server: self.server, number: self.number };
+    pub(super) fn leave(self) -> RetainedSlot {
+        let left = RetainedSlot { at: self.at, server: self.server, number: self.number };
         std::mem::forget(self);
         left
     }
@@ -141,7 +141,7 @@ impl ClientIdentity {
     }
 
     /// Frees a slot that was left in use: its entry is no longer needed.
-    pub(super) fn free_left(&self, slot: LeftSlot) {
+    pub(super) fn free_left(&self, slot: RetainedSlot) {
         self.free(slot.server, slot.number, false);
     }
 
@@ -282,7 +282,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             let at = self.log_of(owner, server, true).await?;
             if !known(&self.identity) {
                 self.identity.logs.borrow_mut()[server.index()] =
-                    Some(Log { at, used: 0, kept: 0 });
+                    Some(RedoLog { at, used: 0, kept: 0 });
             }
         }
         Ok(owner)

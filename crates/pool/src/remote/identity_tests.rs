@@ -3,7 +3,7 @@
 use super::identity::REGISTRAR;
 use super::pieces::pieces;
 use super::redo::{Redo, RedoPage};
-use super::{Image, PageClient};
+use super::{PageClient, PageImage};
 use crate::server::{MemoryServer, MemoryServerConfig};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sync::Arc;
@@ -20,8 +20,8 @@ fn cluster() -> LocalCluster<MemoryServer<LargeEntries>> {
 }
 
 /// A nearly full inner node with version number `version`.
-fn node(at: GlobalAddr, owner: u16, version: u64) -> Image<LargeEntries> {
-    let image = Image::<LargeEntries>::empty();
+fn node(at: GlobalAddr, owner: u16, version: u64) -> PageImage<LargeEntries> {
+    let image = PageImage::<LargeEntries>::empty();
     image.page().format_empty(at, 1, b"", None);
     for child in 0..155_u64 {
         let key = if child == 0 { Vec::new() } else { child.to_be_bytes().to_vec() };
@@ -32,7 +32,7 @@ fn node(at: GlobalAddr, owner: u16, version: u64) -> Image<LargeEntries> {
     image
 }
 
-fn words(image: &Image<LargeEntries>) -> Vec<u64> {
+fn words(image: &PageImage<LargeEntries>) -> Vec<u64> {
     image.words().iter().map(|word| word.load(farleaf_fabric::sync::Ordering::Relaxed)).collect()
 }
 

@@ -9,7 +9,7 @@
 //! *Thread safety*: private to one task.
 
 use super::heads::listed;
-use super::{Miss, PageClient, PageCopy, PendingRead, Pointer};
+use super::{MissCause, PageClient, PageCopy, PendingRead, TimedPointer};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_page::Layout;
 use farleaf_page::rules;
@@ -52,7 +52,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
     /// Posts the READ of a leaf that comes after those posted so far. `fresh` if the pointer is
     /// from a parent's copy. Best effort: without a free buffer, the walk reads the leaf when it
     /// gets there.
-    pub fn read_ahead(&mut self, pointer: Pointer, fresh: bool) {
+    pub fn read_ahead(&mut self, pointer: TimedPointer, fresh: bool) {
         if let Ok(read) = self.pages.post_read(pointer) {
             self.ahead.push_back(Ahead {
                 at: pointer.at,
@@ -70,9 +70,9 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
     /// The first page in flight, unchecked: the caller must check that it is the right one.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if there is none, or it cannot be read.
-    pub async fn first(&mut self) -> Result<PageCopy<L>, Miss> {
-        match self.ahead.pop_front().ok_or(Miss::Restart)?.state {
+    /// [`MissCause::Restart`] if there is none, or it cannot be read.
+    pub async fn first(&mut self) -> Result<PageCopy<L>, MissCause> {
+        match self.ahead.pop_front().ok_or(MissCause::Restart)?.state {
             LeafReadState::Pending(read) => self.pages.finish_read(read).await,
             LeafReadState::Read(copy) => Ok(copy),
         }
@@ -81,8 +81,8 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
     /// The leaf after `leaf`; `None` after the last.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the walk is lost: restart at the root.
-    pub async fn after(&mut self, leaf: &PageCopy<L>) -> Result<Option<PageCopy<L>>, Miss> {
+    /// [`MissCause::Restart`] if the walk is lost: restart at the root.
+    pub async fn after(&mut self, leaf: &PageCopy<L>) -> Result<Option<PageCopy<L>>, MissCause> {
         let Some(wanted) = L::high(leaf.page()) else { return Ok(None) };
         let mut next = leaf.pointer(leaf.page().sibling());
         for _ in 0..MAX_STEPS {
@@ -92,7 +92,7 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
             let copy = self.pages.read(next).await?;
             let page = copy.page();
             if page.level() != 0 || L::low(page) != wanted {
-                return Err(Miss::Restart);
+                return Err(MissCause::Restart);
             }
             self.pages.fabric().charge(Work::VisitNode).await;
             if !page.is_head() {
@@ -103,13 +103,13 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
                 for (_, at) in listed {
                     // The list may be older than the copy: the chain decides whether the leaf
                     // counts.
-                    let pointer = Pointer { at, since_ns: copy.read_ns };
+                    let pointer = TimedPointer { at, since_ns: copy.read_ns };
                     self.read_ahead(pointer, false);
                 }
             }
             next = copy.pointer(page.sibling());
         }
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// The leaf that begins at `wanted`, if it is in flight. `expected` is where the chain
@@ -118,13 +118,13 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
         &mut self,
         wanted: &L::Key,
         expected: GlobalAddr,
-    ) -> Result<Option<PageCopy<L>>, Miss> {
+    ) -> Result<Option<PageCopy<L>>, MissCause> {
         while let Some(front) = self.ahead.pop_front() {
             let copy = match front.state {
                 LeafReadState::Read(copy) => copy,
                 LeafReadState::Pending(read) => match self.pages.finish_read(read).await {
                     Ok(copy) => copy,
-                    Err(Miss::Restart) => continue,
+                    Err(MissCause::Restart) => continue,
                     Err(error) => return Err(error),
                 },
             };

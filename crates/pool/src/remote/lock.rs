@@ -15,7 +15,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::pages::READ_RETRIES;
-use super::{Backoff, Miss, PageClient, PageCopy, RemoteError};
+use super::{Backoff, MissCause, PageClient, PageCopy, RemoteError};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr};
 use farleaf_page::rules;
 use farleaf_page::{Layout, LockWord};
@@ -37,7 +37,7 @@ pub struct LockedPage<'a> {
     pub(super) word: LockWord,
     /// Word 0 before the lock.
     pub(super) before: LockWord,
-    hold: Hold<'a>,
+    hold: PageHold<'a>,
 }
 
 impl LockedPage<'_> {
@@ -60,14 +60,14 @@ impl LockedPage<'_> {
 /// The mark of a page in `PageClient::held`. Dropping it leaves a doubt if the outcome is unknown
 /// (K4).
 #[derive(Debug)]
-pub(super) struct Hold<'a> {
+pub(super) struct PageHold<'a> {
     at: GlobalAddr,
     held: &'a RefCell<BTreeSet<GlobalAddr>>,
     doubts: &'a RefCell<Vec<UnresolvedLock>>,
     in_doubt: bool,
 }
 
-impl Drop for Hold<'_> {
+impl Drop for PageHold<'_> {
     fn drop(&mut self) {
         if self.in_doubt {
             let mut doubts = self.doubts.borrow_mut();
@@ -84,27 +84,27 @@ impl Drop for Hold<'_> {
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Marks a page as held by an operation of this client (K2).
-    pub(super) fn hold(&self, at: GlobalAddr) -> Option<Hold<'_>> {
+    pub(super) fn hold(&self, at: GlobalAddr) -> Option<PageHold<'_>> {
         // Not `then_some`: that would build a mark even on failure, and dropping it would remove
         // the other operation's mark.
         let marked = self.held.borrow_mut().insert(at);
-        marked.then(|| Hold { at, held: &self.held, doubts: &self.doubts, in_doubt: false })
+        marked.then(|| PageHold { at, held: &self.held, doubts: &self.doubts, in_doubt: false })
     }
 
     /// Marks a page that is in doubt and therefore already marked. The caller takes over the doubt.
-    pub(super) fn hold_again(&self, at: GlobalAddr) -> Hold<'_> {
+    pub(super) fn hold_again(&self, at: GlobalAddr) -> PageHold<'_> {
         self.held.borrow_mut().insert(at);
-        Hold { at, held: &self.held, doubts: &self.doubts, in_doubt: false }
+        PageHold { at, held: &self.held, doubts: &self.doubts, in_doubt: false }
     }
 
     /// Puts the page in doubt, until `certain` reverts it.
-    pub(super) fn doubt<'a>(&self, mut hold: Hold<'a>) -> Hold<'a> {
+    pub(super) fn doubt<'a>(&self, mut hold: PageHold<'a>) -> PageHold<'a> {
         hold.in_doubt = true;
         hold
     }
 
     /// Removes the doubt: the page is known to be unchanged.
-    pub(super) fn certain<'a>(&self, mut hold: Hold<'a>) -> Hold<'a> {
+    pub(super) fn certain<'a>(&self, mut hold: PageHold<'a>) -> PageHold<'a> {
         hold.in_doubt = false;
         hold
     }
@@ -112,7 +112,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// A page that is already locked in this client's name.
     pub(super) fn already_locked<'a>(
         &self,
-        mut hold: Hold<'a>,
+        mut hold: PageHold<'a>,
         at: GlobalAddr,
         word: LockWord,
     ) -> LockedPage<'a> {
@@ -123,16 +123,16 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Locks the page that `copy` was read from, if the page still equals the copy.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the page has changed or is locked.
-    pub async fn lock(&self, copy: &PageCopy<L>) -> Result<LockedPage<'_>, Miss> {
+    /// [`MissCause::Restart`] if the page has changed or is locked.
+    pub async fn lock(&self, copy: &PageCopy<L>) -> Result<LockedPage<'_>, MissCause> {
         let (at, before) = (copy.at, copy.word());
         if before.is_locked() {
             self.suspect.set(Some((at, before)));
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         // Prepare the log before locking: if the log has no room, nothing has changed yet.
         let owner = self.prepare_log(at.server()).await?;
-        let hold = self.hold(at).ok_or(Miss::Restart)?;
+        let hold = self.hold(at).ok_or(MissCause::Restart)?;
         let before = match self.fabric().breaks(rules::LOCKED_AS_COPIED) {
             true => LockWord::from_bits(self.read_words(at, 8).await?.get(0)),
             false => before,
@@ -143,11 +143,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Takes the lock by the CAS from `before` to `word`.
     pub(super) async fn swap_lock<'a>(
         &'a self,
-        mut hold: Hold<'a>,
+        mut hold: PageHold<'a>,
         at: GlobalAddr,
         before: LockWord,
         word: LockWord,
-    ) -> Result<LockedPage<'a>, Miss> {
+    ) -> Result<LockedPage<'a>, MissCause> {
         hold.in_doubt = true;
         let swap = self.fabric().compare_swap(at, before.to_bits(), word.to_bits()).await;
         let mine = match swap {
@@ -165,7 +165,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Ok(LockedPage { at, word, before, hold });
         }
         hold.in_doubt = false;
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// Finds out, after a CAS of unknown outcome, whether this client holds the page. No other
@@ -251,14 +251,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Those of the attempts and, after the last one, of [`PageClient::before_retry`].
     pub async fn attempts<T>(
         &self,
-        mut attempt: impl AsyncFnMut() -> Result<T, Miss>,
+        mut attempt: impl AsyncFnMut() -> Result<T, MissCause>,
     ) -> Result<T, RemoteError> {
         let mut backoff = self.backoff();
         loop {
             match attempt().await {
                 Ok(value) => return Ok(value),
-                Err(Miss::Failed(error)) => return Err(error),
-                Err(Miss::Restart) => self.before_retry(&mut backoff).await?,
+                Err(MissCause::Failed(error)) => return Err(error),
+                Err(MissCause::Restart) => self.before_retry(&mut backoff).await?,
             }
         }
     }
@@ -309,7 +309,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn settle_doubts_now(&self) {
         // Each entry stays in its list until it is settled, since this task may be dropped at any
         // time.
-        let Some(_settling) = Settling::begin(&self.settling) else { return };
+        let Some(_settling) = SettleRight::begin(&self.settling) else { return };
         self.doubts_due_ns.set(self.fabric().now_ns() + DOUBT_PAUSE_NS);
         let unfinished = self.unfinished.borrow().clone();
         for commit in unfinished {
@@ -342,16 +342,16 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 }
 
 /// The right to settle doubts, until it is dropped.
-pub struct Settling<'a>(&'a Cell<bool>);
+pub struct SettleRight<'a>(&'a Cell<bool>);
 
-impl<'a> Settling<'a> {
+impl<'a> SettleRight<'a> {
     /// `None` while another task has the right.
     pub fn begin(settling: &'a Cell<bool>) -> Option<Self> {
         (!settling.replace(true)).then(|| Self(settling))
     }
 }
 
-impl Drop for Settling<'_> {
+impl Drop for SettleRight<'_> {
     fn drop(&mut self) {
         self.0.set(false);
     }

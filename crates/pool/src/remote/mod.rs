@@ -3,9 +3,9 @@
 //! written one-sided.
 //!
 //! A one-sided change takes three steps. [`PageClient::read`] fetches a validated copy, and the
-//! design changes an [`Image`] of it. [`PageClient::lock`] proves by one CAS that the copy is still
-//! current. [`PageClient::commit`] writes a log entry and the page in one doorbell, which also
-//! unlocks the page.
+//! design changes an [`PageImage`] of it. [`PageClient::lock`] proves by one CAS that the copy is
+//! still current. [`PageClient::commit`] writes a log entry and the page in one doorbell, which
+//! also unlocks the page.
 //!
 //! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs`, `entries.rs` and `identity.rs` add
 //! its functions for changes, and define the state that it keeps for them, so these five files use
@@ -51,28 +51,28 @@ mod windows;
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
 pub use block_space::{
-    AwaitedBlocks, BlockSpace, BlockUsage, EditUnderWay, LostBlocks, UnendedBlock,
+    AwaitedBlocks, BlockEditInFlight, BlockSpace, BlockUsage, LostBlocks, UnendedBlock,
 };
 pub use blocks::BlockClient;
 pub use chunks::{ChunkClient, ChunkUse};
 pub use claim::ROOT_SERVER;
-pub use commit::{Committed, PageChange};
-pub use copy::{Image, PageCopy, Pointer};
+pub use commit::{CommitState, PageChange};
+pub use copy::{PageCopy, PageImage, TimedPointer};
 pub use detector::{FailureDetector, ProbeRound};
 pub use entries::{EntryHold, EntryWords};
 pub use entry_locks::EntryLocks;
-pub use error::{Miss, RemoteError, contended};
+pub use error::{MissCause, RemoteError, contended};
 pub use former::FormerStep;
 pub use fresh::{FreshNode, FreshWriter};
 pub use heads::{head_image, head_leaves, list_leaf, open_head};
 pub use identity::RedoSlot as LogSlot;
 pub use leases::{ENDLESS, Leases, end_leases_of};
 pub use leaves::LeafStream;
-pub use lock::{LockedPage, Settling};
+pub use lock::{LockedPage, SettleRight};
 pub use pages::{BUSY_WAIT_NS, BUSY_WAITS, GRACE_NS, PageClient, PendingRead, READ_RETRIES};
 pub use pieces::{Pieces, all_done, both};
 pub use radix::{LeafChange, RadixClient, SlotSwap, node_of, reverse_of_leaf};
-pub use radix_space::NodeRoom;
+pub use radix_space::NodeMemory;
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
 pub use split::PendingSeparator;

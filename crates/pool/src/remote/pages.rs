@@ -13,13 +13,15 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::commit::Unfinished;
-use super::entries::EntryDoubt;
+use super::commit::UnresolvedCommit;
+use super::entries::UnresolvedEntry;
 use super::entry_locks::EntryLocks;
 use super::identity::{ClientIdentity, REGISTRAR};
 use super::lock::UnresolvedLock;
 use super::unreset::UnresetServers;
-use super::{Backoff, Image, Miss, NodeAllocator, PageCopy, Pointer, RemoteError, RpcClient};
+use super::{
+    Backoff, MissCause, NodeAllocator, PageCopy, PageImage, RemoteError, RpcClient, TimedPointer,
+};
 use crate::wire::OwnerRequest;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
@@ -56,7 +58,7 @@ pub struct PageClient<F: Fabric, L: Layout> {
     /// Pages that this client may hold without an operation that will unlock them.
     pub(super) doubts: RefCell<Vec<UnresolvedLock>>,
     /// Entry locks that this client may hold without an operation that will release them.
-    pub(super) entry_doubts: RefCell<Vec<EntryDoubt>>,
+    pub(super) entry_doubts: RefCell<Vec<UnresolvedEntry>>,
     /// Servers to which something may still be on its way whose operation has ended.
     pub(super) unreset: UnresetServers,
     /// The turns at entry locks, which the clients of a compute server share.
@@ -66,7 +68,7 @@ pub struct PageClient<F: Fabric, L: Layout> {
     /// Whether what this client locks are leaves of a radix tree, not pages.
     pub(super) radix_leaves: bool,
     /// Commits that have begun but not finished (W4).
-    pub(super) unfinished: RefCell<Vec<Rc<Unfinished<L>>>>,
+    pub(super) unfinished: RefCell<Vec<Rc<UnresolvedCommit<L>>>>,
     /// Whether a user of this client, such as a cache, may have an unsettled operation of its own.
     doubtful: Cell<bool>,
     /// Whether a task is settling doubts and finishing commits.
@@ -98,14 +100,14 @@ impl<F: Fabric, L: Layout> Drop for PageClient<F, L> {
 
 /// A READ of a page that is in flight.
 pub struct PendingRead<F: Fabric> {
-    pointer: Pointer,
+    pointer: TimedPointer,
     posted_ns: u64,
     operation: F::Op<Buffer>,
 }
 
 impl<F: Fabric> PendingRead<F> {
     /// The pointer that the READ follows.
-    pub fn pointer(&self) -> Pointer {
+    pub fn pointer(&self) -> TimedPointer {
         self.pointer
     }
 }
@@ -196,16 +198,16 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Posts a READ of the page at `pointer`; [`PageClient::finish_read`] waits for it.
     ///
     /// # Errors
-    /// [`Miss`] if no buffer is free, or if `pointer` cannot be the address of a page.
+    /// [`MissCause`] if no buffer is free, or if `pointer` cannot be the address of a page.
     #[inline]
-    pub fn post_read(&self, pointer: Pointer) -> Result<PendingRead<F>, Miss> {
+    pub fn post_read(&self, pointer: TimedPointer) -> Result<PendingRead<F>, MissCause> {
         let at = pointer.at;
         let sensible = !at.is_null()
             && !at.is_swizzled()
             && at.offset().is_multiple_of(NodeCarver::NODE_ALIGN)
             && at.server().number() < self.fabric().memory_servers();
         if !sensible {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let buffer = self.fabric().buffer(Self::page_bytes())?;
         let posted_ns = self.fabric().now_ns();
@@ -216,11 +218,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// buffer is a reason to retry.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if no buffer is free, or if `pointer` cannot be the address of a page.
+    /// [`MissCause::Restart`] if no buffer is free, or if `pointer` cannot be the address of a
+    /// page.
     #[inline]
-    pub fn post_together(&self, pointer: Pointer) -> Result<PendingRead<F>, Miss> {
+    pub fn post_together(&self, pointer: TimedPointer) -> Result<PendingRead<F>, MissCause> {
         self.post_read(pointer).map_err(|miss| match miss {
-            Miss::Failed(RemoteError::Fabric(FabricError::NoBuffer { .. })) => Miss::Restart,
+            MissCause::Failed(RemoteError::Fabric(FabricError::NoBuffer { .. })) => {
+                MissCause::Restart
+            }
             miss => miss,
         })
     }
@@ -228,10 +233,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Waits for a READ and validates the page (V1, V2, V4).
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the pointer is too old, the page is dead, or the page keeps failing
-    /// validation.
+    /// [`MissCause::Restart`] if the pointer is too old, the page is dead, or the page keeps
+    /// failing validation.
     #[inline]
-    pub async fn finish_read(&self, pending: PendingRead<F>) -> Result<PageCopy<L>, Miss> {
+    pub async fn finish_read(&self, pending: PendingRead<F>) -> Result<PageCopy<L>, MissCause> {
         let PendingRead { pointer, posted_ns, operation } = pending;
         match operation.await {
             Ok(buffer) => {
@@ -256,7 +261,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// # Errors
     /// As [`PageClient::finish_read`].
     #[inline]
-    pub async fn read(&self, pointer: Pointer) -> Result<PageCopy<L>, Miss> {
+    pub async fn read(&self, pointer: TimedPointer) -> Result<PageCopy<L>, MissCause> {
         if self.by_versions.get() {
             return self.read_by_versions(pointer).await;
         }
@@ -264,7 +269,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     #[cold]
-    async fn read_by_versions(&self, pointer: Pointer) -> Result<PageCopy<L>, Miss> {
+    async fn read_by_versions(&self, pointer: TimedPointer) -> Result<PageCopy<L>, MissCause> {
         for _ in 0..REREADS {
             let before = self.read_words(pointer.at, 8).await?.get(0);
             let copy = self.read_once(pointer).await?;
@@ -274,24 +279,24 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
             self.fabric().counters().count_retry();
         }
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     #[inline]
-    async fn read_once(&self, pointer: Pointer) -> Result<PageCopy<L>, Miss> {
+    async fn read_once(&self, pointer: TimedPointer) -> Result<PageCopy<L>, MissCause> {
         match self.post_read(pointer) {
-            Err(Miss::Failed(RemoteError::Fabric(FabricError::NoBuffer { .. }))) => {
+            Err(MissCause::Failed(RemoteError::Fabric(FabricError::NoBuffer { .. }))) => {
                 self.read_again(pointer, None).await
             }
             posted => self.finish_read(posted?).await,
         }
     }
 
-    fn check_age(&self, pointer: Pointer) -> Result<(), Miss> {
+    fn check_age(&self, pointer: TimedPointer) -> Result<(), MissCause> {
         let now_ns = self.fabric().now_ns();
         let is_old = now_ns.saturating_sub(pointer.since_ns) > GRACE_NS / 2;
         if is_old && !self.fabric().breaks(rules::POINTERS_AGE) {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         Ok(())
     }
@@ -313,9 +318,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Returns the copy if its page is live (V4).
     #[inline]
-    fn living(&self, copy: PageCopy<L>) -> Result<PageCopy<L>, Miss> {
+    fn living(&self, copy: PageCopy<L>) -> Result<PageCopy<L>, MissCause> {
         match copy.page().is_dead() && !self.fabric().breaks(rules::DEAD_PAGES_REFUSED) {
-            true => Err(Miss::Restart),
+            true => Err(MissCause::Restart),
             false => Ok(copy),
         }
     }
@@ -323,9 +328,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     #[cold]
     async fn read_again(
         &self,
-        pointer: Pointer,
+        pointer: TimedPointer,
         mut last: Option<PageCopy<L>>,
-    ) -> Result<PageCopy<L>, Miss> {
+    ) -> Result<PageCopy<L>, MissCause> {
         let mut backoff = Backoff::default();
         let mut unknown = 0;
         for _ in 0..REREADS {
@@ -336,7 +341,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.fabric().counters().count_retry();
             backoff.wait(self.fabric()).await;
             let pending = match self.post_read(pointer) {
-                Err(Miss::Failed(RemoteError::Fabric(FabricError::NoBuffer { .. }))) => continue,
+                Err(MissCause::Failed(RemoteError::Fabric(FabricError::NoBuffer { .. }))) => {
+                    continue;
+                }
                 posted => posted?,
             };
             let read_ns = pending.posted_ns;
@@ -359,7 +366,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
             last = Some(copy);
         }
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// Reads the pool's content of a page, without validation. Retries if the outcome is unknown,
@@ -418,7 +425,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub(super) async fn post_unlock(
         &self,
         at: GlobalAddr,
-        image: &Image<L>,
+        image: &PageImage<L>,
     ) -> Result<[F::Op<Buffer>; 2], RemoteError> {
         // Get both buffers before the first post: no other verb may come between the two WRITEs.
         let fabric = self.fabric();
@@ -442,7 +449,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub(super) async fn write_unlock(
         &self,
         at: GlobalAddr,
-        image: &Image<L>,
+        image: &PageImage<L>,
     ) -> Result<(), RemoteError> {
         let [body, word] = self.post_unlock(at, image).await?;
         let (body, word) = (body.await, word.await);
@@ -458,7 +465,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub async fn post_page(
         &self,
         at: GlobalAddr,
-        image: &Image<L>,
+        image: &PageImage<L>,
     ) -> Result<F::Op<Buffer>, RemoteError> {
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         self.post_write(at, image.words().iter().map(load)).await
@@ -574,7 +581,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         node: GlobalAddr,
         found: LockWord,
-        image: &Image<L>,
+        image: &PageImage<L>,
     ) -> Result<F::Op<Buffer>, RemoteError> {
         let found = match self.fabric().breaks(rules::VERSIONS_GO_ON) {
             true => LockWord::from_bits(0),
@@ -591,7 +598,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// [`RemoteError::Indeterminate`] if that stays unknown; only the nodes are lost.
     pub async fn write_fresh(
         &self,
-        pages: &[(GlobalAddr, LockWord, &Image<L>)],
+        pages: &[(GlobalAddr, LockWord, &PageImage<L>)],
     ) -> Result<(), RemoteError> {
         let mut outcome = Ok(());
         for _ in 0..READ_RETRIES {

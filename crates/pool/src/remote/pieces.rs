@@ -84,7 +84,7 @@ pub fn both(
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
-    use super::super::Image;
+    use super::super::PageImage;
     use super::super::redo::{MAX_PAGES, Redo, RedoPage};
     use super::{both, pieces};
     use crate::wire::log_slot_bytes;
@@ -110,7 +110,7 @@ mod tests {
     /// The largest possible entry, with words drawn from `seed`.
     fn largest(mut seed: u64) -> Redo {
         let page = |number: u64| {
-            let (image, at) = (Image::<LargePieces>::empty(), number * 4096);
+            let (image, at) = (PageImage::<LargePieces>::empty(), number * 4096);
             let at = GlobalAddr::new(ServerId::new(1), at);
             image.page().format_empty(at, 0, b"", None);
             for word in &image.words()[8..] {

@@ -25,12 +25,12 @@
 use super::entries::{EntryHold, EntryWrites};
 use super::pages::{READ_RETRIES, REREADS};
 use super::pieces::all_done;
-use super::radix_space::{NodeRoom, RadixSpace};
-use super::{Backoff, LockedPage, Miss, PageClient, RemoteError};
+use super::radix_space::{NodeMemory, RadixSpace};
+use super::{Backoff, LockedPage, MissCause, PageClient, RemoteError};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId, Work};
 use farleaf_page::rules;
 use farleaf_page::{
-    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_VALUE_WORD, LEAF_WORDS, Layout, LeafCopy, LeafRoom,
+    LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_VALUE_WORD, LEAF_WORDS, Layout, LeafCopy, LeafMemory,
     LockWord, NodeCopy, NodeSize, RadixForm, RadixSlot, STRING_CHECK_WORD,
 };
 use smallvec::{SmallVec, smallvec};
@@ -75,7 +75,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if no memory server has room.
-    pub async fn take_leaf(&self, size: u8) -> Result<LeafRoom, RemoteError> {
+    pub async fn take_leaf(&self, size: u8) -> Result<LeafMemory, RemoteError> {
         self.space.leaf(size).await
     }
 
@@ -91,29 +91,33 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if no memory server has room.
-    pub async fn take_node_room(&self) -> Result<NodeRoom, RemoteError> {
+    pub async fn take_node_room(&self) -> Result<NodeMemory, RemoteError> {
         self.space.node().await
     }
 
     /// Takes back the memory of a leaf that no slot leads to (radix.M2).
-    pub fn give_back_leaf(&self, leaf: LeafRoom) {
+    pub fn give_back_leaf(&self, leaf: LeafMemory) {
         self.space.give_back_leaf(leaf);
     }
 
     /// Takes back the memory of a node that no slot leads to (radix.M2).
-    pub fn give_back_node(&self, room: NodeRoom) {
+    pub fn give_back_node(&self, room: NodeMemory) {
         self.space.give_back_node(room);
     }
 
     /// READs a node up to the last slot of `size`.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if there is no node.
-    pub async fn read_radix_node(&self, at: GlobalAddr, size: NodeSize) -> Result<NodeCopy, Miss> {
+    /// [`MissCause::Restart`] if there is no node.
+    pub async fn read_radix_node(
+        &self,
+        at: GlobalAddr,
+        size: NodeSize,
+    ) -> Result<NodeCopy, MissCause> {
         let form = RadixForm::of::<L>();
         let buffer = self.read_words(at, NodeCopy::words_of(form, size) * 8).await?;
         self.fabric().charge(Work::VisitNode).await;
-        node_of(form, at, &buffer).ok_or(Miss::Restart)
+        node_of(form, at, &buffer).ok_or(MissCause::Restart)
     }
 
     /// READs a slot.
@@ -241,11 +245,11 @@ pub enum LeafChange<'a> {
     /// Its key is absent.
     Absent,
     /// A larger leaf has taken its place (radix.B4).
-    Leaf(LeafRoom),
+    Leaf(LeafMemory),
 }
 
 /// The copy of a leaf in a buffer.
-fn leaf_of<L: Layout>(room: LeafRoom, buffer: &Buffer) -> LeafCopy {
+fn leaf_of<L: Layout>(room: LeafMemory, buffer: &Buffer) -> LeafCopy {
     let words: SmallVec<[u64; 8]> = (0..buffer.bytes() / 8).map(|word| buffer.get(word)).collect();
     LeafCopy::new(RadixForm::of::<L>(), room, &words)
 }
@@ -267,12 +271,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Errors
     /// [`FabricError`] if no buffer is free.
-    pub fn post_leaf(&self, leaf: LeafRoom) -> Result<F::Op<Buffer>, FabricError> {
+    pub fn post_leaf(&self, leaf: LeafMemory) -> Result<F::Op<Buffer>, FabricError> {
         Ok(self.fabric().read(leaf.at, self.fabric().buffer(leaf.words() * 8)?))
     }
 
     /// The leaf that was read, if the copy is whole (radix.B2).
-    pub fn leaf_in(&self, room: LeafRoom, buffer: &Buffer) -> Option<LeafCopy> {
+    pub fn leaf_in(&self, room: LeafMemory, buffer: &Buffer) -> Option<LeafCopy> {
         let leaf = leaf_of::<L>(room, buffer);
         let is_whole = leaf.is_whole() || self.fabric().breaks(rules::LEAVES_CHECKED);
         if !is_whole && leaf.word.is_locked() {
@@ -284,8 +288,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// READs a leaf: one READ, unless a WRITE tears it.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if it stays torn.
-    pub async fn read_leaf(&self, room: LeafRoom) -> Result<LeafCopy, Miss> {
+    /// [`MissCause::Restart`] if it stays torn.
+    pub async fn read_leaf(&self, room: LeafMemory) -> Result<LeafCopy, MissCause> {
         let mut backoff = Backoff::default();
         for _ in 0..REREADS {
             let buffer = self.read_words(room.at, room.words() * 8).await?;
@@ -296,25 +300,25 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             backoff.count();
             backoff.wait(self.fabric()).await;
         }
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// Locks a leaf that still equals the copy (radix.L1).
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the leaf has changed or is locked.
-    pub async fn lock_leaf(&self, leaf: &LeafCopy) -> Result<LockedPage<'_>, Miss> {
+    /// [`MissCause::Restart`] if the leaf has changed or is locked.
+    pub async fn lock_leaf(&self, leaf: &LeafCopy) -> Result<LockedPage<'_>, MissCause> {
         if leaf.word.is_locked() {
             self.suspect.set(Some((leaf.at(), leaf.word)));
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let owner = self.owner().await?;
-        let hold = self.hold(leaf.at()).ok_or(Miss::Restart)?;
+        let hold = self.hold(leaf.at()).ok_or(MissCause::Restart)?;
         let mut before = leaf.word;
         if self.fabric().breaks(rules::LEAVES_LOCKED_AS_COPIED) {
             before = LockWord::from_bits(self.read_words(leaf.at(), 8).await?.get(0));
             if before.is_locked() {
-                return Err(Miss::Restart);
+                return Err(MissCause::Restart);
             }
         }
         self.swap_lock(hold, leaf.at(), before, before.locked_by(owner)).await
@@ -385,12 +389,12 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Mends the leaf at `at`, of which this client has the turn, if a WRITE has left it torn
     /// (radix.L4).
-    pub(super) async fn mend_leaf_in_turn(&self, at: GlobalAddr) -> Result<(), Miss> {
+    pub(super) async fn mend_leaf_in_turn(&self, at: GlobalAddr) -> Result<(), MissCause> {
         if RadixForm::of::<L>() == RadixForm::Strings {
             return Ok(()); // radix.B3
         }
         let buffer = self.read_words(at, LEAF_WORDS * 8).await?;
-        let leaf = leaf_of::<L>(LeafRoom { at, size: 0 }, &buffer);
+        let leaf = leaf_of::<L>(LeafMemory { at, size: 0 }, &buffer);
         drop(buffer);
         if !leaf.is_whole() {
             let (value, live) = (leaf.value.clone(), leaf.is_live());
@@ -474,9 +478,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// posts nothing any more (radix.L4).
     ///
     /// # Errors
-    /// [`Miss::Restart`] if another client is at it.
-    pub(super) async fn recover_leaf(&self, gone: u16, at: GlobalAddr) -> Result<(), Miss> {
-        let mut room = LeafRoom { at, size: 0 };
+    /// [`MissCause::Restart`] if another client is at it.
+    pub(super) async fn recover_leaf(&self, gone: u16, at: GlobalAddr) -> Result<(), MissCause> {
+        let mut room = LeafMemory { at, size: 0 };
         if RadixForm::of::<L>() == RadixForm::Strings {
             room.size = LeafCopy::size_in(self.read_words(at, 3 * 8).await?.get(2)).max(1);
         }
@@ -491,22 +495,22 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             let free = match leaf.moved().is_some() || leaf.is_whole_in(next.version()) {
                 true => next,
                 false if leaf.is_whole() => leaf.word.unlocked_by(gone),
-                false => return Err(Miss::Restart),
+                false => return Err(MissCause::Restart),
             };
             let swap = self.fabric().compare_swap(at, leaf.word.to_bits(), free.to_bits()).await;
-            return swap.map(drop).map_err(|_| Miss::Restart);
+            return swap.map(drop).map_err(|_| MissCause::Restart);
         }
         if leaf.is_whole() {
             let free = leaf.word.unlocked_by(gone);
             let swap = self.fabric().compare_swap(at, leaf.word.to_bits(), free.to_bits()).await;
             // If the outcome is unknown, the next attempt will find it out.
-            return swap.map(drop).map_err(|_| Miss::Restart);
+            return swap.map(drop).map_err(|_| MissCause::Restart);
         }
         let owner = self.owner().await?;
         let locked = if owner == gone {
             self.already_locked(self.hold_again(at), at, leaf.word)
         } else {
-            let hold = self.hold(at).ok_or(Miss::Restart)?;
+            let hold = self.hold(at).ok_or(MissCause::Restart)?;
             self.swap_lock(hold, at, leaf.word, leaf.word.locked_by(owner)).await?
         };
         let to = match leaf.is_live() && !self.fabric().breaks(rules::LEAVES_MENDED) {

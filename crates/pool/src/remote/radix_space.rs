@@ -13,13 +13,13 @@
 use super::RemoteError;
 use super::chunks::{ChunkClient, ChunkUse};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use farleaf_page::{LEAF_SPACE, Layout, LeafRoom, NODE_SPACE};
+use farleaf_page::{LEAF_SPACE, Layout, LeafMemory, NODE_SPACE};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 /// Memory for a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeRoom {
+pub struct NodeMemory {
     /// Where the node begins.
     pub at: GlobalAddr,
     /// How many words were ever written there. The others are zero.
@@ -33,7 +33,7 @@ struct RadixMemory {
     rest: Option<(GlobalAddr, u64)>,
     /// Leaves by the bytes that they take.
     leaves: BTreeMap<u64, Vec<GlobalAddr>>,
-    nodes: Vec<NodeRoom>,
+    nodes: Vec<NodeMemory>,
 }
 
 impl RadixMemory {
@@ -52,8 +52,8 @@ impl RadixMemory {
         self.leaves.entry(bytes).or_default().push(at);
     }
 
-    fn node(&mut self) -> Option<NodeRoom> {
-        let room = |at| NodeRoom { at, used_words: 0 };
+    fn node(&mut self) -> Option<NodeMemory> {
+        let room = |at| NodeMemory { at, used_words: 0 };
         self.nodes.pop().or_else(|| self.carve(NODE_SPACE).map(room))
     }
 
@@ -93,10 +93,10 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if none has.
-    pub(super) async fn leaf(&self, size: u8) -> Result<LeafRoom, RemoteError> {
-        let bytes = LeafRoom::space(size);
+    pub(super) async fn leaf(&self, size: u8) -> Result<LeafMemory, RemoteError> {
+        let bytes = LeafMemory::space(size);
         let at = self.take(bytes, |room| room.leaf(bytes)).await?;
-        Ok(LeafRoom { at, size })
+        Ok(LeafMemory { at, size })
     }
 
     /// Memory for one of the smallest leaves on `server`.
@@ -111,7 +111,7 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if none has.
-    pub(super) async fn node(&self) -> Result<NodeRoom, RemoteError> {
+    pub(super) async fn node(&self) -> Result<NodeMemory, RemoteError> {
         self.take(NODE_SPACE, RadixMemory::node).await
     }
 
@@ -154,13 +154,13 @@ impl<F: Fabric, L: Layout> RadixSpace<F, L> {
     }
 
     /// Takes a leaf's memory back (radix.M2).
-    pub(super) fn give_back_leaf(&self, leaf: LeafRoom) {
+    pub(super) fn give_back_leaf(&self, leaf: LeafMemory) {
         let mut room = self.rooms[leaf.at.server().index()].borrow_mut();
-        room.add_leaf(LeafRoom::space(leaf.size), leaf.at);
+        room.add_leaf(LeafMemory::space(leaf.size), leaf.at);
     }
 
     /// Takes a node's memory back (radix.M2).
-    pub(super) fn give_back_node(&self, room: NodeRoom) {
+    pub(super) fn give_back_node(&self, room: NodeMemory) {
         self.rooms[room.at.server().index()].borrow_mut().nodes.push(room);
     }
 }

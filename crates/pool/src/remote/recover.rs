@@ -21,12 +21,12 @@
 //! *Thread safety*: belongs to its endpoint's thread; any number of clients may recover the same
 //! page.
 
-use super::commit::{Committed, Rewrite};
+use super::commit::{CommitState, PageRewrite};
 use super::identity::REGISTRAR;
 use super::pages::READ_RETRIES;
 use super::pieces::pieces;
 use super::redo::{Redo, RedoPage};
-use super::{Image, Miss, PageClient, RemoteError};
+use super::{MissCause, PageClient, PageImage, RemoteError};
 use crate::wire::{LOG_SLOTS, OwnerRequest, Refusal, Reply, Request, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_page::rules;
@@ -112,13 +112,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
         match self.recover(LostClient { owner }, at).await {
             Ok(()) => Ok(true),
-            Err(Miss::Restart) => Ok(false),
-            Err(Miss::Failed(error)) => Err(error),
+            Err(MissCause::Restart) => Ok(false),
+            Err(MissCause::Failed(error)) => Err(error),
         }
     }
 
     /// Settles a doubt of this client about a page.
-    pub(super) async fn recover_own(&self, at: GlobalAddr) -> Result<(), Miss> {
+    pub(super) async fn recover_own(&self, at: GlobalAddr) -> Result<(), MissCause> {
         let Some(owner) = self.identity.owner() else { return Ok(()) };
         for server in self.rpc.servers() {
             self.retrying(async || Ok(self.fabric().reset(server).await?)).await?;
@@ -141,7 +141,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         outcome
     }
 
-    async fn recover(&self, gone: LostClient, at: GlobalAddr) -> Result<(), Miss> {
+    async fn recover(&self, gone: LostClient, at: GlobalAddr) -> Result<(), MissCause> {
         if self.radix_leaves {
             return self.recover_leaf(gone.owner, at).await;
         }
@@ -188,13 +188,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         }
         let is_own = self.identity.owner() == Some(gone.owner);
         if is_own && word.is_locked() && !is_complete {
-            return Err(Miss::Restart); // its entry has yet to be found
+            return Err(MissCause::Restart); // its entry has yet to be found
         }
         if word.is_locked() && is_complete && !self.fabric().breaks(rules::UNTOUCHED_UNLOCKED) {
             let free = word.unlocked_by(gone.owner);
             let swap = self.fabric().compare_swap(at, word.to_bits(), free.to_bits()).await;
             // If the outcome is unknown, the next attempt will find it out.
-            swap.map_err(|_| Miss::Restart)?;
+            swap.map_err(|_| MissCause::Restart)?;
         }
         Ok(())
     }
@@ -237,7 +237,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub async fn half_written(
         &self,
         compute_server: u16,
-    ) -> Result<Vec<(GlobalAddr, Image<L>)>, RemoteError> {
+    ) -> Result<Vec<(GlobalAddr, PageImage<L>)>, RemoteError> {
         // After failed WRITEs, a node has entries of several versions; the latest one counts.
         let mut last = BTreeMap::<GlobalAddr, RedoPage>::new();
         for owner in self.dead_owners(compute_server).await? {
@@ -302,7 +302,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Finishes one page of a dead client's entry, unless it is finished already.
-    async fn finish_for(&self, gone: LostClient, redo: &RedoPage) -> Result<(), Miss> {
+    async fn finish_for(&self, gone: LostClient, redo: &RedoPage) -> Result<(), MissCause> {
         let found = self.read_raw(redo.at).await?;
         let word = found.word();
         if !self.belongs(word, gone, redo, found.is_complete()) {
@@ -312,19 +312,19 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 || (word.version() == redo.version && !found.is_complete());
             return if under_way && !self.fabric().breaks(rules::SURVIVORS_AWAITED) {
                 self.suspect.set(Some((redo.at, word)));
-                Err(Miss::Restart)
+                Err(MissCause::Restart)
             } else {
                 Ok(())
             };
         }
-        let Some(after) = redo.apply(found.page()) else { return Err(Miss::Restart) };
+        let Some(after) = redo.apply(found.page()) else { return Err(MissCause::Restart) };
         let owner = self.prepare_log(redo.at.server()).await?;
         let own_doubt = owner == gone.owner;
         // If a client settles its own doubt, it has already marked the page.
         let hold = match self.hold(redo.at) {
             Some(hold) => hold,
             None if own_doubt => self.hold_again(redo.at),
-            None => return Err(Miss::Restart),
+            None => return Err(MissCause::Restart),
         };
         let mut slot = self.slot(redo.at.server(), None).await?;
         let taken = word.locked_by(owner);
@@ -345,22 +345,22 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.fabric().reset(redo.at.server()).await?;
             slot.keep = false;
             drop(self.certain(hold));
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let locked = if taken == word {
             self.already_locked(hold, redo.at, word)
         } else {
             let locked = self.swap_lock(hold, redo.at, word, taken).await;
             // If another client holds the lock, nothing has changed.
-            slot.keep = !matches!(locked, Err(Miss::Restart));
+            slot.keep = !matches!(locked, Err(MissCause::Restart));
             locked?
         };
-        let rewrite = Rewrite { at: redo.at, held: taken, after, redo: entry };
+        let rewrite = PageRewrite { at: redo.at, held: taken, after, redo: entry };
         // The entry has been written above.
         let written = self.write_unlock(redo.at, &rewrite.after).await;
         match self.finish_commit(written, slot, vec![locked], vec![rewrite]).await {
-            Committed::Now => Ok(()),
-            Committed::Later(error) => Err(error.into()),
+            CommitState::Now => Ok(()),
+            CommitState::Later(error) => Err(error.into()),
         }
     }
 

@@ -21,7 +21,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use super::Image;
+use super::PageImage;
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::Ordering;
 use farleaf_page::{Layout, LockWord, Page, sum_of};
@@ -82,8 +82,8 @@ impl RedoPage {
     }
 
     /// Applies the change to the page as found. `None` if the entry was made for other content.
-    pub(super) fn apply<L: Layout>(&self, found: Page<'_, L>) -> Option<Image<L>> {
-        let image = Image::of(found);
+    pub(super) fn apply<L: Layout>(&self, found: Page<'_, L>) -> Option<PageImage<L>> {
+        let image = PageImage::of(found);
         for (first, words) in &self.runs {
             let place = image.words().get(*first..first.checked_add(words.len())?)?;
             place.iter().zip(words).for_each(|(to, word)| to.store(*word, Ordering::Relaxed));

@@ -10,7 +10,7 @@
 //!   moment the last word lands.
 //! - Written, and possibly changed by other clients since.
 
-use super::commit::Rewrite;
+use super::commit::PageRewrite;
 use super::pages::{READ_RETRIES, SETTLES};
 use super::{Backoff, PageClient, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
@@ -26,7 +26,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub(super) async fn settle(
         &self,
         slot: GlobalAddr,
-        rewrites: &[Rewrite<L>],
+        rewrites: &[PageRewrite<L>],
     ) -> Result<(), RemoteError> {
         self.until_settled(async || self.finish(slot, rewrites).await).await
     }
@@ -59,7 +59,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub(super) async fn finish(
         &self,
         slot: GlobalAddr,
-        rewrites: &[Rewrite<L>],
+        rewrites: &[PageRewrite<L>],
     ) -> Result<(), RemoteError> {
         let servers: BTreeSet<ServerId> = rewrites.iter().map(|page| page.at.server()).collect();
         for server in servers {
@@ -75,7 +75,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    async fn finish_page(&self, page: &Rewrite<L>) -> Result<(), RemoteError> {
+    async fn finish_page(&self, page: &PageRewrite<L>) -> Result<(), RemoteError> {
         let at = page.at;
         let target = page.after.page().lock_word();
         let relocked = target.locked_by(target.owner());

@@ -6,7 +6,7 @@
 //! - S3. The separator goes into the parent afterwards. Until then, readers find the sibling
 //!   through the page that was split.
 
-use super::{Image, LockedPage, Miss, PageChange, PageClient, PageCopy, RemoteError};
+use super::{LockedPage, MissCause, PageChange, PageClient, PageCopy, PageImage, RemoteError};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_page::rules;
 use farleaf_page::{Layout, LockWord, OverflowEntry, OwnedKey, Page, split_plan};
@@ -23,13 +23,13 @@ pub struct PendingSeparator<K> {
 }
 
 /// The two halves of a full page with one more entry.
-struct Halves<L: Layout> {
-    left: Image<L>,
-    right: Image<L>,
+struct PageHalves<L: Layout> {
+    left: PageImage<L>,
+    right: PageImage<L>,
     separator: OwnedKey<L>,
 }
 
-impl<L: Layout> Halves<L> {
+impl<L: Layout> PageHalves<L> {
     /// `None` if the entry has no room in its half, which layout.Y6 excludes.
     fn of<F: Fabric>(
         fabric: &F,
@@ -38,7 +38,7 @@ impl<L: Layout> Halves<L> {
         entry: &OverflowEntry<L>,
     ) -> Option<Self> {
         let plan = split_plan(full, Some(entry), fabric.breaks(rules::SEPARATORS_ABOVE));
-        let (left, right) = (Image::of(full), Image::empty());
+        let (left, right) = (PageImage::of(full), PageImage::empty());
         L::split_copy(left.page(), right.page(), right_at, &plan);
         L::split_truncate(left.page(), &plan);
         let half = if entry.key() < L::key(&plan.separator) { &left } else { &right };
@@ -55,19 +55,19 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// `node`, and `entry` goes into the half that covers its key.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the page has changed; nothing has happened in that case, and the node
-    /// is still free. After [`Miss::Failed`], the node must not be reused.
+    /// [`MissCause::Restart`] if the page has changed; nothing has happened in that case, and the
+    /// node is still free. After [`MissCause::Failed`], the node must not be reused.
     pub async fn split(
         &self,
         copy: &PageCopy<L>,
         node: GlobalAddr,
         entry: &OverflowEntry<L>,
-    ) -> Result<PendingSeparator<OwnedKey<L>>, Miss> {
+    ) -> Result<PendingSeparator<OwnedKey<L>>, MissCause> {
         let fresh = self.fresh_word(node).await?;
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::RestructureNode).await;
-        let halves = Halves::of(self.fabric(), copy.page(), node, entry);
-        let Some(Halves { left, right, separator }) = halves else {
+        let halves = PageHalves::of(self.fabric(), copy.page(), node, entry);
+        let Some(PageHalves { left, right, separator }) = halves else {
             return Err(self.without_room(locked).await);
         };
         let fresh = [(node, fresh, &right)];
@@ -86,21 +86,21 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         copy: &PageCopy<L>,
         nodes: [GlobalAddr; 2],
         entry: &OverflowEntry<L>,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         let fresh = [self.fresh_word(nodes[0]).await?, self.fresh_word(nodes[1]).await?];
         let locked = self.lock(copy).await?;
         self.fabric().charge(Work::RestructureNode).await;
         let full = copy.page();
-        let content = Image::<L>::empty();
+        let content = PageImage::<L>::empty();
         content.page().format_empty(nodes[0], full.level(), L::key(&L::low(full)), None);
         content.page().copy_content(full);
         content.page().clear_entry_lock();
         L::seal_entries(content.page()); // for the version of the new page
-        let halves = Halves::of(self.fabric(), content.page(), nodes[1], entry);
-        let Some(Halves { left, right, separator }) = halves else {
+        let halves = PageHalves::of(self.fabric(), content.page(), nodes[1], entry);
+        let Some(PageHalves { left, right, separator }) = halves else {
             return Err(self.without_room(locked).await);
         };
-        let root = Image::<L>::empty();
+        let root = PageImage::<L>::empty();
         let (low, high) = (L::low(full), L::high(full));
         root.page().format_empty(
             copy.at(),
@@ -119,7 +119,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Abandons a split that has changed nothing.
-    async fn without_room(&self, locked: LockedPage<'_>) -> Miss {
+    async fn without_room(&self, locked: LockedPage<'_>) -> MissCause {
         self.release(locked).await;
         RemoteError::Contended { retries: 0 }.into()
     }
@@ -127,7 +127,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// WRITEs new pages and then the page that points to them (S2).
     async fn commit_with_fresh(
         &self,
-        fresh: &[(GlobalAddr, LockWord, &Image<L>)],
+        fresh: &[(GlobalAddr, LockWord, &PageImage<L>)],
         change: PageChange<'_, L>,
     ) -> Result<(), RemoteError> {
         if self.fabric().breaks(rules::SIBLING_FIRST) {

@@ -7,7 +7,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::{Image, PageClient, RemoteError};
+use super::{PageClient, PageImage, RemoteError};
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
 use farleaf_page::rules;
@@ -51,7 +51,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Waits for a READ, and puts its words at their places in a page of zeros. `None` if the
     /// outcome is unknown.
-    async fn finish_part(&self, pending: PendingPart<F>) -> Result<Option<Image<L>>, RemoteError> {
+    async fn finish_part(
+        &self,
+        pending: PendingPart<F>,
+    ) -> Result<Option<PageImage<L>>, RemoteError> {
         let buffer = match pending.operation.await {
             Ok(buffer) => buffer,
             Err(FabricError::Indeterminate { .. } | FabricError::QueueFull { .. }) => {
@@ -59,7 +62,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             }
             Err(error) => return Err(error.into()),
         };
-        let image = Image::empty();
+        let image = PageImage::empty();
         for (to, word) in image.words()[pending.words].iter().zip(buffer.words()) {
             to.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
         }
@@ -81,7 +84,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         pending: PendingPart<F>,
         key: &L::Key,
-    ) -> Result<Option<Image<L>>, RemoteError> {
+    ) -> Result<Option<PageImage<L>>, RemoteError> {
         let at = pending.at;
         let Some(image) = self.finish_part(pending).await? else { return Ok(None) };
         let unchecked = self.fabric().breaks(rules::ENTRIES_CHECKED);
@@ -97,7 +100,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         &self,
         at: GlobalAddr,
         key: &L::Key,
-    ) -> Result<Option<Image<L>>, RemoteError> {
+    ) -> Result<Option<PageImage<L>>, RemoteError> {
         match self.post_window(at, key)? {
             Some(pending) => self.finish_window(pending, key).await,
             None => Ok(None),

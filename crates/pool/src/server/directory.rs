@@ -15,13 +15,13 @@
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
-use super::loans::{Listed, LoanPiece, Loans, words_of_pieces};
+use super::loans::{ListedSsTable, LoanPiece, SsTableLoans, words_of_pieces};
 use crate::wire::{DirectoryRequest, LEFT, LISTED_CHUNKS, Refusal, Reply};
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, ServerId};
 use farleaf_page::Layout;
 use farleaf_page::rules;
-use farleaf_page::table::{KeyBuf, Placed, VersionChange, take_key};
+use farleaf_page::table::{KeyBuf, PlacedSsTable, VersionChange, take_key};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
@@ -51,7 +51,7 @@ struct ShardDirectoryInner {
     /// The shards that divisions have made here.
     pieces: BTreeMap<u64, LoanPiece>,
     /// What shards have lent one another.
-    loans: Loans,
+    loans: SsTableLoans,
 }
 
 /// Memory of this server that a shard has.
@@ -78,7 +78,7 @@ struct DirectoryShard {
     /// The change whose parts arrive.
     coming: AwaitedContent,
     /// Words of each table, by id.
-    tables: BTreeMap<u64, Listed>,
+    tables: BTreeMap<u64, ListedSsTable>,
     /// Of all tables.
     words: usize,
     highest_table: u64,
@@ -107,10 +107,10 @@ struct EditPart<'r> {
 
 impl ShardDirectory {
     /// The tables of a shard.
-    pub(super) fn listed_tables(&self, shard: u64) -> Vec<Placed> {
+    pub(super) fn listed_tables(&self, shard: u64) -> Vec<PlacedSsTable> {
         let inner = lock(&self.inner);
         let tables = inner.shards.get(&shard).into_iter().flat_map(|shard| shard.tables.values());
-        tables.filter_map(|table| Placed::decode(&mut &table.words[..]).ok()).collect()
+        tables.filter_map(|table| PlacedSsTable::decode(&mut &table.words[..]).ok()).collect()
     }
 
     /// Answers a request of compute server `client`. `allocate` allocates a chunk of at least so
@@ -263,7 +263,8 @@ impl ShardDirectoryInner {
         }
         let (mut shared, mut gone) = (Vec::new(), Vec::new());
         for (table, listed) in &shard.tables {
-            let placed = Placed::decode(&mut &listed.words[..]).map_err(|_| Refusal::Malformed)?;
+            let placed =
+                PlacedSsTable::decode(&mut &listed.words[..]).map_err(|_| Refusal::Malformed)?;
             if placed.meta.largest >= piece.low {
                 shared.push(*table);
                 gone.extend((placed.meta.smallest >= piece.low).then_some(*table));
@@ -356,7 +357,7 @@ impl ShardMemory {
 }
 
 impl DirectoryShard {
-    fn describe<L: Layout>(&self, id: u64, loans: &Loans) -> Reply<L> {
+    fn describe<L: Layout>(&self, id: u64, loans: &SsTableLoans) -> Reply<L> {
         let unfenced = self.joined.iter().filter(|(_, joined)| **joined < self.epoch);
         Reply::Shard {
             epoch: self.epoch,
@@ -419,7 +420,7 @@ impl DirectoryShard {
     }
 
     /// Returns a table that was borrowed, if it is not in the list any more (L2).
-    fn return_unlisted(&mut self, id: u64, table: u64, loans: &mut Loans) {
+    fn return_unlisted(&mut self, id: u64, table: u64, loans: &mut SsTableLoans) {
         if !self.tables.contains_key(&table)
             && let Some(lender) = self.borrowed.remove(&table)
         {
@@ -428,7 +429,7 @@ impl DirectoryShard {
     }
 
     /// Returns all such tables: no process of an earlier epoch READs them any more.
-    fn return_all_unlisted(&mut self, id: u64, loans: &mut Loans) {
+    fn return_all_unlisted(&mut self, id: u64, loans: &mut SsTableLoans) {
         let borrowed: Vec<u64> = self.borrowed.keys().copied().collect();
         borrowed.into_iter().for_each(|table| self.return_unlisted(id, table, loans));
     }
@@ -518,21 +519,21 @@ impl DirectoryShard {
         Ok(())
     }
 
-    fn roll_back(&mut self, removed: Vec<(u64, Listed)>, added: &[u64]) {
+    fn roll_back(&mut self, removed: Vec<(u64, ListedSsTable)>, added: &[u64]) {
         added.iter().for_each(|id| _ = self.remove(*id));
         for (id, table) in removed {
             self.insert(id, table);
         }
     }
 
-    fn remove(&mut self, id: u64) -> Option<Listed> {
+    fn remove(&mut self, id: u64) -> Option<ListedSsTable> {
         let table = self.tables.remove(&id)?;
         self.words -= table.words.len();
         table.pieces.iter().for_each(|(at, _)| _ = self.used.remove(at));
         Some(table)
     }
 
-    fn insert(&mut self, id: u64, table: Listed) {
+    fn insert(&mut self, id: u64, table: ListedSsTable) {
         self.words += table.words.len();
         self.used.extend(table.pieces.iter().copied());
         self.tables.insert(id, table);
@@ -540,7 +541,7 @@ impl DirectoryShard {
 
     fn add(
         &mut self,
-        table: &Placed,
+        table: &PlacedSsTable,
         may_have: impl Fn(u64, Option<u64>, (GlobalAddr, u64)) -> bool,
     ) -> Result<(), Refusal> {
         let (id, mut words) = (table.meta.footer.table, Vec::new());
@@ -562,7 +563,7 @@ impl DirectoryShard {
             return Err(Refusal::Malformed);
         }
         let lender = self.borrowed.get(&id).copied();
-        let mut listed = Listed { words, pieces: Vec::new() };
+        let mut listed = ListedSsTable { words, pieces: Vec::new() };
         for &(at, bytes) in &table.pieces {
             let at = GlobalAddr::from_bits(at);
             let piece = (at, bytes);

@@ -18,38 +18,38 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The words of a table, and the pieces of memory in which it lies.
 #[derive(Clone, Debug)]
-pub(super) struct Listed {
+pub(super) struct ListedSsTable {
     pub(super) words: Vec<u64>,
     pub(super) pieces: Vec<(GlobalAddr, u64)>,
 }
 
 /// A table that is lent.
 #[derive(Debug)]
-struct Loan {
-    table: Listed,
+struct SsTableLoan {
+    table: ListedSsTable,
     borrowers: BTreeSet<u64>,
 }
 
 /// The loans of a memory server, by lender and table.
 #[derive(Debug, Default)]
-pub(super) struct Loans {
-    by_table: BTreeMap<(u64, u64), Loan>,
+pub(super) struct SsTableLoans {
+    by_table: BTreeMap<(u64, u64), SsTableLoan>,
     /// Of all tables.
     words: usize,
 }
 
-impl Loans {
+impl SsTableLoans {
     /// Words in memory.
     pub(super) fn words(&self) -> usize {
         self.words
     }
 
     /// Lends a table of `lender`, or one that it has lent before.
-    pub(super) fn lend(&mut self, lender: u64, id: u64, table: &Listed, borrower: u64) {
+    pub(super) fn lend(&mut self, lender: u64, id: u64, table: &ListedSsTable, borrower: u64) {
         let words = &mut self.words;
         let loan = self.by_table.entry((lender, id)).or_insert_with(|| {
             *words += table.words.len();
-            Loan { table: table.clone(), borrowers: BTreeSet::new() }
+            SsTableLoan { table: table.clone(), borrowers: BTreeSet::new() }
         });
         loan.borrowers.insert(borrower);
     }
@@ -65,7 +65,7 @@ impl Loans {
     }
 
     /// What `lender` has lent, by table.
-    pub(super) fn of(&self, lender: u64) -> impl Iterator<Item = (u64, &Listed)> {
+    pub(super) fn of(&self, lender: u64) -> impl Iterator<Item = (u64, &ListedSsTable)> {
         let loans = self.by_table.range((lender, 0)..=(lender, u64::MAX));
         loans.map(|((_, id), loan)| (*id, &loan.table))
     }
@@ -139,8 +139,8 @@ mod tests {
     #[test]
     fn a_loan_ends_with_its_last_borrower() {
         let at = |offset| GlobalAddr::new(ServerId::new(0), offset);
-        let table = Listed { words: vec![1, 2, 3], pieces: vec![(at(1024), 1024)] };
-        let mut loans = Loans::default();
+        let table = ListedSsTable { words: vec![1, 2, 3], pieces: vec![(at(1024), 1024)] };
+        let mut loans = SsTableLoans::default();
         loans.lend(7, 1, &table, 8);
         loans.lend(7, 1, &table, 9);
         assert_eq!((loans.words(), loans.of(7).count(), loans.of(8).count()), (3, 1, 0));

@@ -17,15 +17,16 @@ use super::owners::{ClientRegistry, RegisteredClient};
 use super::tree::{ServerTree, TreeLoader};
 use super::whole::WholeChunks;
 use crate::wire::{
-    DEAD_OWNERS, DirectoryRequest, GIVE_BACK_NODES, LISTED_CHUNKS, MergeRequest, OffloadRequest,
-    OwnerRequest, PoolRequest, Refusal, Reply, Request, TreeRequest, TreeShare, Usage,
+    CompactionRequest, DEAD_OWNERS, DirectoryRequest, GIVE_BACK_NODES, LISTED_CHUNKS,
+    OffloadRequest, OwnerRequest, PoolRequest, Refusal, Reply, Request, TreeRequest, TreeShare,
+    Usage,
 };
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{
     Cpu, GlobalAddr, Message, Region, RegionBacking, RegionError, RpcService, ServerId,
 };
 use farleaf_page::rules;
-use farleaf_page::table::Placed;
+use farleaf_page::table::PlacedSsTable;
 use farleaf_page::{DesignId, Layout, NodeCarver, OwnedKey, OwnedValue, Page, Superblock};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::OnceLock;
@@ -87,7 +88,7 @@ pub struct MemoryServer<L: Layout> {
     chunks: Arc<ChunkAllocator>,
     tree: ServerTree<L>,
     share: OnceLock<TreeShare<OwnedKey<L>>>,
-    loads: Mutex<Loads<L>>,
+    loads: Mutex<BulkLoads<L>>,
     owners: ClientRegistry,
     offloads: Offloads<L>,
     merges: ServerCompactions,
@@ -118,7 +119,7 @@ enum LoadState<L: Layout> {
 /// The load in progress, and how the latest ones ended. A request that arrives late or is sent
 /// again must not restart a closed load, and needs the load's outcome.
 #[derive(Debug)]
-struct Loads<L: Layout> {
+struct BulkLoads<L: Layout> {
     now: LoadState<L>,
     /// Whether the load was published.
     closed: VecDeque<(LoadId, bool)>,
@@ -127,13 +128,13 @@ struct Loads<L: Layout> {
 /// Number of closed loads that a server remembers.
 const CLOSED_LOADS: usize = 64;
 
-impl<L: Layout> Default for Loads<L> {
+impl<L: Layout> Default for BulkLoads<L> {
     fn default() -> Self {
         Self { now: LoadState::None, closed: VecDeque::new() }
     }
 }
 
-impl<L: Layout> Loads<L> {
+impl<L: Layout> BulkLoads<L> {
     /// Takes this load if it is open, and leaves `then` in its place.
     fn take(&mut self, id: LoadId, then: LoadState<L>) -> Result<TreeLoader<L>, Refusal> {
         match std::mem::replace(&mut self.now, then) {
@@ -200,7 +201,7 @@ impl<L: Layout> MemoryServer<L> {
             chunks,
             tree,
             share: OnceLock::new(),
-            loads: Mutex::new(Loads::default()),
+            loads: Mutex::new(BulkLoads::default()),
             owners: ClientRegistry::default(),
             offloads: Offloads::default(),
             given_back: Mutex::new(BTreeSet::new()),
@@ -250,7 +251,7 @@ impl<L: Layout> MemoryServer<L> {
     }
 
     /// The tables that the directory lists for a shard of an LSM index. For inspection.
-    pub fn listed_tables(&self, shard: u64) -> Vec<Placed> {
+    pub fn listed_tables(&self, shard: u64) -> Vec<PlacedSsTable> {
         self.directory.listed_tables(shard)
     }
 
@@ -604,21 +605,21 @@ impl<L: Layout> MemoryServer<L> {
     async fn answer_of_merge<C: Cpu>(
         &self,
         cpu: &C,
-        request: MergeRequest,
+        request: CompactionRequest,
     ) -> Result<Reply<L>, Refusal> {
         self.check_lsm()?;
         let memory = JobMemory { region: &self.region, chunks: &self.chunks };
         match request {
-            MergeRequest::Begin { owner, job, words } => {
+            CompactionRequest::Begin { owner, job, words } => {
                 self.merges.begin(memory, (owner, job), &words)?;
                 Ok(Reply::Done)
             }
-            MergeRequest::Step { owner, job, step } => {
+            CompactionRequest::Step { owner, job, step } => {
                 let stepped = self.merges.step(cpu, memory, (owner, job), step).await?;
                 let StepOutcome { done, outputs } = stepped;
                 Ok(Reply::Merged { done, outputs })
             }
-            MergeRequest::Close { owner, job } => {
+            CompactionRequest::Close { owner, job } => {
                 self.merges.close((owner, job))?;
                 Ok(Reply::Done)
             }

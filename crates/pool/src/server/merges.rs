@@ -21,9 +21,9 @@ use farleaf_fabric::{Cpu, Region, Work};
 use farleaf_page::NodeCarver;
 use farleaf_page::rules;
 use farleaf_page::table::{
-    Clip, Compaction, CompactionOrder, CompactionProgress, ExtentRun, FOOTER_WORDS, Finishing,
-    IndexKind, JobTable, LowerLevels, MergeError, MergeOptions, SsTableBuilder, SsTableFooter,
-    SsTableMeta,
+    Compaction, CompactionError, CompactionOptions, CompactionOrder, CompactionProgress, ExtentRun,
+    FOOTER_WORDS, IndexKind, JobSsTable, LowerLevels, SsTableBuilder, SsTableClip, SsTableFinisher,
+    SsTableFooter, SsTableMeta,
 };
 use std::collections::BTreeMap;
 
@@ -87,8 +87,8 @@ enum JobSlot {
 #[derive(Debug)]
 struct JobSource {
     /// The next one is the last of the list.
-    tables: Vec<JobTable>,
-    now: Option<(JobTable, u32)>,
+    tables: Vec<JobSsTable>,
+    now: Option<(JobSsTable, u32)>,
 }
 
 #[derive(Debug)]
@@ -98,7 +98,7 @@ struct CompactionJob {
     sources: Vec<JobSource>,
     builder: SsTableBuilder,
     /// The index of the output is being written, after which the merge has ended or not.
-    finishing: Option<(Finishing, bool)>,
+    finishing: Option<(SsTableFinisher, bool)>,
     /// Words of the output that are not in its extents yet. All, while its index is written.
     out: Vec<u64>,
     /// Words of the output that are there.
@@ -144,7 +144,7 @@ impl JobMemory<'_> {
     }
 
     /// Words of a table.
-    fn words(&self, table: &JobTable, first: u32, end: u32) -> Option<Vec<u64>> {
+    fn words(&self, table: &JobSsTable, first: u32, end: u32) -> Option<Vec<u64>> {
         let (mut words, mut before) = (Vec::new(), 0);
         let (first, end) = (u64::from(first), u64::from(end));
         for &(at, count) in &table.pieces {
@@ -159,7 +159,7 @@ impl JobMemory<'_> {
     }
 
     /// Whether the table is where the job says (J1).
-    fn has_table(&self, table: &JobTable) -> bool {
+    fn has_table(&self, table: &JobSsTable) -> bool {
         let all = table.pieces.iter().try_fold(0_u64, |all, &(at, words)| {
             self.has(at, words).then(|| all.checked_add(words))?
         });
@@ -336,14 +336,14 @@ impl Drop for TakenJob<'_> {
 
 impl CompactionJob {
     fn new(description: CompactionOrder) -> Self {
-        let options = MergeOptions {
+        let options = CompactionOptions {
             range: description.range.clone(),
             snapshots: description.snapshots.clone(),
             below: LowerLevels::tables(description.below.clone()),
             cuts: Vec::new(),
             table_words: description.table_words,
         };
-        let source = |tables: &Vec<JobTable>| JobSource {
+        let source = |tables: &Vec<JobSsTable>| JobSource {
             tables: tables.iter().rev().cloned().collect(),
             now: None,
         };
@@ -409,7 +409,7 @@ impl CompactionJob {
             let Some(table) = input.tables.pop() else {
                 return self.merge.end(source).map(|()| 0).map_err(refusal_of);
             };
-            self.merge.begin(source, table.id, &Clip::default()).map_err(refusal_of)?;
+            self.merge.begin(source, table.id, &SsTableClip::default()).map_err(refusal_of)?;
             let first = table.words.start;
             input.now = Some((table, first));
         }
@@ -464,9 +464,9 @@ impl CompactionJob {
     }
 }
 
-fn refusal_of(error: MergeError) -> Refusal {
+fn refusal_of(error: CompactionError) -> Refusal {
     match error {
-        MergeError::Damaged(_) => Refusal::Damaged,
+        CompactionError::Damaged(_) => Refusal::Damaged,
         _ => Refusal::OutOfMemory,
     }
 }

@@ -19,8 +19,8 @@ use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 use farleaf_page::rules;
 use farleaf_page::{
-    EditAnswer, FencePosition, Layout, LeafEdit, LeafOutcome, OwnedKey, OwnedValue, Page, Probe,
-    ScanWindow, clipped, narrowed, slot_range,
+    DescentProbe, EditAnswer, FencePosition, Layout, LeafEdit, LeafOutcome, OwnedKey, OwnedValue,
+    Page, ScanWindow, clipped, narrowed, slot_range,
 };
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -75,7 +75,7 @@ impl<L: Layout> Offloads<L> {
         page_at: impl Fn(GlobalAddr) -> Option<Page<'a, L>>,
         node: GlobalAddr,
         level: u8,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> Result<FoundLeaf<'a, L>, Refusal> {
         let (mut at, mut level) = (node, level);
         let mut keys = None;
@@ -130,7 +130,7 @@ impl<L: Layout> Offloads<L> {
         edit: LeafEdit<&L::Key, &L::Value>,
         ticket: Option<OffloadTicket>,
     ) -> Result<Reply<L>, Refusal> {
-        let found = Self::leaf(cpu, page_at, node, level, Probe::At(edit.key)).await?;
+        let found = Self::leaf(cpu, page_at, node, level, DescentProbe::At(edit.key)).await?;
         let FoundLeaf { at, page, keys } = found;
         if !edit.changes() {
             let look = || page.stamp_fits().then(|| edit.apply(page));
@@ -221,9 +221,9 @@ impl<L: Layout> Offloads<L> {
         };
         loop {
             let probe = match place.as_ref().map(L::key) {
-                Bound::Included(key) => Probe::At(key),
-                Bound::Excluded(key) => Probe::Before(key),
-                Bound::Unbounded => Probe::Last,
+                Bound::Included(key) => DescentProbe::At(key),
+                Bound::Excluded(key) => DescentProbe::Before(key),
+                Bound::Unbounded => DescentProbe::Last,
             };
             let FoundLeaf { page, keys, .. } =
                 Self::leaf(cpu, &page_at, node, level, probe).await?;

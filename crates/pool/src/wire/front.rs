@@ -9,7 +9,7 @@
 use super::table::{MessageTable, messages};
 use farleaf_fabric::{MAX_MESSAGE_BYTES, Message};
 use farleaf_page::{
-    EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue, PutField, TooLong, check_bounds,
+    EditAnswer, Layout, LeafEdit, LengthError, OwnedKey, OwnedValue, PutField, check_bounds,
 };
 use std::ops::Bound;
 
@@ -23,12 +23,12 @@ const _: () = assert!(2 * MAX_VALUE_BYTES + REST_BYTES <= MAX_MESSAGE_BYTES);
 /// Whether a record can be sent to a compute server, whose limit on values may be lower.
 ///
 /// # Errors
-/// [`TooLong`] if it cannot.
+/// [`LengthError`] if it cannot.
 #[inline]
-pub fn check_sent<L: Layout>(key: &L::Key, value: &L::Value) -> Result<(), TooLong> {
+pub fn check_sent<L: Layout>(key: &L::Key, value: &L::Value) -> Result<(), LengthError> {
     L::check_key(key)?;
     let (bytes, most) = (L::value_length(value), MAX_VALUE_BYTES);
-    if bytes <= most { Ok(()) } else { Err(TooLong::Value { bytes, most }) }
+    if bytes <= most { Ok(()) } else { Err(LengthError::Value { bytes, most }) }
 }
 
 /// The number of no bulk load: a compute server that ends halts without one.
@@ -295,13 +295,13 @@ messages! {
     }
 }
 
-impl From<TooLong> for ErrorCode {
-    fn from(error: TooLong) -> Self {
+impl From<LengthError> for ErrorCode {
+    fn from(error: LengthError) -> Self {
         match error {
-            TooLong::Key { bytes, most } => {
+            LengthError::Key { bytes, most } => {
                 Self::KeyTooLong { bytes: bytes as u64, most: most as u64 }
             }
-            TooLong::Value { bytes, most } => {
+            LengthError::Value { bytes, most } => {
                 Self::ValueTooLong { bytes: bytes as u64, most: most as u64 }
             }
         }
@@ -313,12 +313,12 @@ impl<L: Layout> ClientRequest<L> {
     /// accepts any length.
     ///
     /// # Errors
-    /// [`TooLong`] if not.
+    /// [`LengthError`] if not.
     #[inline]
     pub fn check(
         &self,
-        record: impl Fn(&L::Key, &L::Value) -> Result<(), TooLong>,
-    ) -> Result<(), TooLong> {
+        record: impl Fn(&L::Key, &L::Value) -> Result<(), LengthError>,
+    ) -> Result<(), LengthError> {
         match self {
             Self::Edit(edit) => edit.as_ref().check_by::<L>(record),
             Self::UpsertAll { records } | Self::LoadAppend { records, .. } => {

@@ -12,7 +12,7 @@ messages! {
     /// A request about a merge that this memory server runs. A shard of an LSM index numbers the
     /// jobs of a lane ascending, and has one of them at a time; every request can be repeated.
     #[derive(Clone, Debug, PartialEq, Eq)]
-    pub enum MergeRequest {
+    pub enum CompactionRequest {
         /// Begins a job. Its steps are requests of their own.
         32 => Begin {
             /// The shard.

@@ -24,7 +24,7 @@ mod tree;
 
 pub use directory::{DirectoryRequest, LEFT, NO_PROCESS};
 pub use front::{ClientRequest, ClientResponse, ErrorCode, MAX_VALUE_BYTES, NO_LOAD, check_sent};
-pub use merge::{EPOCH_JOBS_LOG2, LANE_JOBS_LOG2, MergeRequest};
+pub use merge::{CompactionRequest, EPOCH_JOBS_LOG2, LANE_JOBS_LOG2};
 pub use offload::{AskOffload, OffloadRequest, OffloadTicket, TICKETS};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
 pub use pool::{GIVE_BACK_NODES, LISTED_CHUNKS, LeaseState, MAX_LEASES, PoolRequest, Usage};
@@ -35,7 +35,7 @@ pub use tree::{SCAN_REPLY_RECORDS, TreeRequest, TreeShare};
 use farleaf_fabric::Message;
 use farleaf_page::fields::{ACTIONS, put_edit, take_edit};
 use farleaf_page::{
-    Fixed8, Layout, LeafEdit, OwnedKey, OwnedValue, PutField, TooLong, WireField, check_bounds,
+    Fixed8, Layout, LeafEdit, LengthError, OwnedKey, OwnedValue, PutField, WireField, check_bounds,
 };
 use table::{MessageTable, are_distinct};
 
@@ -54,7 +54,7 @@ pub enum Request<L: Layout> {
     /// An operation offloaded to nodes below a given one.
     Offload(OffloadRequest<L>),
     /// A merge of tables of an LSM index.
-    Merge(MergeRequest),
+    Merge(CompactionRequest),
     /// A request to the directory of an LSM index's shards.
     Directory(DirectoryRequest),
 }
@@ -72,7 +72,7 @@ const _: () = assert!(
         PoolRequest::TAGS,
         OwnerRequest::TAGS,
         OffloadRequest::<Fixed8>::TAGS,
-        MergeRequest::TAGS,
+        CompactionRequest::TAGS,
         DirectoryRequest::TAGS,
     ]),
     "two request tables share a tag"
@@ -105,7 +105,7 @@ impl<L: Layout> WireField for Request<L> {
             tag if TreeRequest::<L>::TAGS.contains(&tag) => WireField::take(from).map(Self::Tree),
             tag if PoolRequest::TAGS.contains(&tag) => WireField::take(from).map(Self::Pool),
             tag if OwnerRequest::TAGS.contains(&tag) => WireField::take(from).map(Self::Owners),
-            tag if MergeRequest::TAGS.contains(&tag) => WireField::take(from).map(Self::Merge),
+            tag if CompactionRequest::TAGS.contains(&tag) => WireField::take(from).map(Self::Merge),
             tag if DirectoryRequest::TAGS.contains(&tag) => {
                 WireField::take(from).map(Self::Directory)
             }
@@ -118,9 +118,9 @@ impl<L: Layout> Request<L> {
     /// Whether a page can hold the keys and values of the request. Decoding accepts any length.
     ///
     /// # Errors
-    /// [`TooLong`] if no page can.
+    /// [`LengthError`] if no page can.
     #[inline]
-    pub fn check(&self) -> Result<(), TooLong> {
+    pub fn check(&self) -> Result<(), LengthError> {
         match self {
             Self::Edit(edit) | Self::Offload(OffloadRequest::Edit { edit, .. }) => {
                 edit.as_ref().check::<L>()
@@ -153,7 +153,7 @@ impl<L: Layout> Ask<L> for Request<L> {}
 impl<L: Layout> Ask<L> for TreeRequest<L> {}
 impl<L: Layout> Ask<L> for PoolRequest {}
 impl<L: Layout> Ask<L> for OwnerRequest {}
-impl<L: Layout> Ask<L> for MergeRequest {}
+impl<L: Layout> Ask<L> for CompactionRequest {}
 impl<L: Layout> Ask<L> for DirectoryRequest {}
 impl<L: Layout> Ask<L> for OffloadRequest<L> {}
 
@@ -200,8 +200,8 @@ impl<L: Layout> From<DirectoryRequest> for Request<L> {
     }
 }
 
-impl<L: Layout> From<MergeRequest> for Request<L> {
-    fn from(request: MergeRequest) -> Self {
+impl<L: Layout> From<CompactionRequest> for Request<L> {
+    fn from(request: CompactionRequest) -> Self {
         Self::Merge(request)
     }
 }

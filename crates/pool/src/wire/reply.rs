@@ -97,8 +97,8 @@ messages! {
         16 => Tables {
             /// Whether there are more words.
             more: bool,
-            /// The next words: [`Placed::encode`](farleaf_page::table::Placed::encode) of each
-            /// table.
+            /// The next words: [`Placed::encode`](farleaf_page::table::PlacedSsTable::encode) of
+            /// each table.
             words: Vec<u64> as rest,
         },
         /// All leases of the server, by owner.

@@ -3,7 +3,7 @@
 use super::table::messages;
 use farleaf_fabric::Message;
 use farleaf_page::{
-    Layout, OwnedKey, OwnedValue, PutField, TooLong, WireField, check_bounds, check_records,
+    Layout, LengthError, OwnedKey, OwnedValue, PutField, WireField, check_bounds, check_records,
 };
 use std::ops::Bound;
 
@@ -73,7 +73,7 @@ messages! {
 
 impl<L: Layout> TreeRequest<L> {
     /// Whether a page can hold the keys and values of the request.
-    pub(super) fn check(&self) -> Result<(), TooLong> {
+    pub(super) fn check(&self) -> Result<(), LengthError> {
         match self {
             Self::Create { share: TreeShare::Range { low, high } } => {
                 L::check_key(L::key(low))?;

@@ -15,7 +15,7 @@ use crate::history::{ClientAction, ClientOperation, History, OperationOutcome, S
 use std::collections::BTreeMap;
 
 /// A write of a key.
-struct Write {
+struct FlushedWrite {
     becomes: Option<u64>,
     /// Its order numbers.
     start: u64,
@@ -51,10 +51,10 @@ pub fn check_flushed(
             && ((is_own && !has_failed_between())
                 || !has_died_between(write.invoked.at_ns, flush.invoked.at_ns))
     };
-    let mut writes_by_key: BTreeMap<u64, Vec<Write>> = BTreeMap::new();
+    let mut writes_by_key: BTreeMap<u64, Vec<FlushedWrite>> = BTreeMap::new();
     let initial = |key| {
         let becomes = history.initial.get(&key).copied();
-        vec![Write { becomes, start: 0, end: 0, is_covered: true }]
+        vec![FlushedWrite { becomes, start: 0, end: 0, is_covered: true }]
     };
     for write in &history.operations {
         let (key, value) = match (&write.action, &write.outcome) {
@@ -75,7 +75,7 @@ pub fn check_flushed(
         };
         let (start, end) = write.span();
         let is_covered = write.outcome.is_answer() && flushes().any(|flush| covers(flush, write));
-        let write = Write { becomes: Some(value), start, end, is_covered };
+        let write = FlushedWrite { becomes: Some(value), start, end, is_covered };
         writes_by_key.entry(key).or_insert_with(|| initial(key)).push(write);
     }
     for key in found.keys() {
@@ -83,9 +83,11 @@ pub fn check_flushed(
     }
     for (key, writes) in &writes_by_key {
         let held = found.get(key).copied();
-        let is_kept =
-            |write: &Write| !writes.iter().any(|later| later.is_covered && later.start > write.end);
-        let of_value: Vec<&Write> = writes.iter().filter(|write| write.becomes == held).collect();
+        let is_kept = |write: &FlushedWrite| {
+            !writes.iter().any(|later| later.is_covered && later.start > write.end)
+        };
+        let of_value: Vec<&FlushedWrite> =
+            writes.iter().filter(|write| write.becomes == held).collect();
         let why = match of_value.iter().any(|write| is_kept(write)) {
             true => continue,
             false if of_value.is_empty() => "not the result of any write",

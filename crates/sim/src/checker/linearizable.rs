@@ -22,7 +22,7 @@
 
 use super::CheckVerdict;
 use super::observations::{
-    Fact, KeyChange, ObservationStep, ObservedState, Requires, facts_by_key,
+    KeyChange, KeyFact, ObservationStep, ObservedState, Precondition, facts_by_key,
 };
 use crate::history::{ClientAction, History, StateFormatter};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,10 +45,10 @@ pub fn check_linearizable(history: &History, budget: u64) -> CheckVerdict {
     for (key, facts) in facts_by_key(history, true) {
         match LinearizationSearch::new(history.initial.get(&key).copied(), &facts).run(budget) {
             Ok(()) => {}
-            Err(Stuck::Unexplained(at, states)) => {
+            Err(SearchStop::Unexplained(at, states)) => {
                 return CheckVerdict::Violated(report(history, key, &facts, at, &states));
             }
-            Err(Stuck::TooLarge(why)) => {
+            Err(SearchStop::TooLarge(why)) => {
                 gave_up.get_or_insert(CheckVerdict::GaveUp(format!("key {key}: {why}")));
             }
         }
@@ -57,7 +57,7 @@ pub fn check_linearizable(history: &History, budget: u64) -> CheckVerdict {
 }
 
 /// Why a search ended early.
-enum Stuck {
+enum SearchStop {
     /// No order explains the fact at this position. Also holds the states that the key could have
     /// had before its return; `None` stands for a value that appears in no answer.
     Unexplained(usize, Vec<Option<Option<u64>>>),
@@ -124,16 +124,18 @@ struct LinearizationSearch {
 }
 
 impl LinearizationSearch {
-    fn new(initial: Option<u64>, facts: &[Fact]) -> Self {
+    fn new(initial: Option<u64>, facts: &[KeyFact]) -> Self {
         let mut named = BTreeSet::new();
         for fact in facts {
             match fact.step {
                 ObservationStep::Sees(ObservedState::Exactly(Some(value)))
                 | ObservationStep::Changes(KeyChange {
-                    requires: Requires::Value(value), ..
+                    requires: Precondition::Value(value),
+                    ..
                 })
                 | ObservationStep::MayChange(KeyChange {
-                    requires: Requires::Value(value), ..
+                    requires: Precondition::Value(value),
+                    ..
                 }) => {
                     named.insert(value);
                 }
@@ -146,10 +148,10 @@ impl LinearizationSearch {
             Some(value) => values.binary_search(&value).map_or(UNNAMED, |place| place as u32 + 2),
         };
         let expect = |requires| match requires {
-            Requires::Nothing => StateCondition::Anything,
-            Requires::Absent => StateCondition::State(ABSENT),
-            Requires::Present => StateCondition::Present,
-            Requires::Value(value) => StateCondition::State(state(Some(value))),
+            Precondition::Nothing => StateCondition::Anything,
+            Precondition::Absent => StateCondition::State(ABSENT),
+            Precondition::Present => StateCondition::Present,
+            Precondition::Value(value) => StateCondition::State(state(Some(value))),
         };
         // Uncertain writes invoked after the last return cannot explain anything.
         let last_return = facts
@@ -212,7 +214,7 @@ impl LinearizationSearch {
         }
     }
 
-    fn run(&mut self, budget: u64) -> Result<(), Stuck> {
+    fn run(&mut self, budget: u64) -> Result<(), SearchStop> {
         for (_, is_return, place) in std::mem::take(&mut self.events) {
             if is_return {
                 self.completed(place, budget)?;
@@ -223,7 +225,7 @@ impl LinearizationSearch {
         Ok(())
     }
 
-    fn invoke(&mut self, place: usize) -> Result<(), Stuck> {
+    fn invoke(&mut self, place: usize) -> Result<(), SearchStop> {
         let open = match self.moves[place] {
             SearchMove::Uncertain(kind) => {
                 if let Some(count) = self.invoked.get_mut(kind) {
@@ -237,7 +239,7 @@ impl LinearizationSearch {
         let slot = self.open.iter().position(Option::is_none).unwrap_or(self.open.len());
         if slot == MAX_OPEN {
             let why = format!("more than {MAX_OPEN} operations are open at a time");
-            return Err(Stuck::TooLarge(why));
+            return Err(SearchStop::TooLarge(why));
         }
         if slot == self.open.len() {
             self.open.push(None);
@@ -256,7 +258,7 @@ impl LinearizationSearch {
 
     /// Handles the return of the operation at `place`: keeps only configurations in which it has
     /// taken effect.
-    fn completed(&mut self, place: usize, budget: u64) -> Result<(), Stuck> {
+    fn completed(&mut self, place: usize, budget: u64) -> Result<(), SearchStop> {
         let slot = usize::from(self.slot_of[place]);
         let bit = 1_u128 << slot;
         if self.configurations.iter().any(|configuration| configuration.done & bit == 0) {
@@ -272,7 +274,10 @@ impl LinearizationSearch {
                     UNNAMED => None,
                     state => Some(value(state)),
                 };
-                return Err(Stuck::Unexplained(place, states.into_iter().map(named).collect()));
+                return Err(SearchStop::Unexplained(
+                    place,
+                    states.into_iter().map(named).collect(),
+                ));
             }
         }
         for configuration in &mut self.configurations {
@@ -283,14 +288,19 @@ impl LinearizationSearch {
     }
 
     /// Expands `work` into every configuration in which the operation of `bit` has taken effect.
-    fn expand(&mut self, work: Vec<Configuration>, bit: u128, budget: u64) -> Result<(), Stuck> {
+    fn expand(
+        &mut self,
+        work: Vec<Configuration>,
+        bit: u128,
+        budget: u64,
+    ) -> Result<(), SearchStop> {
         let mut seen = Antichains::default();
         let mut work: Vec<Configuration> = work.into_iter().filter(|one| seen.add(one)).collect();
         while let Some(configuration) = work.pop() {
             self.looked_at += 1;
             if self.looked_at > budget {
                 let why = format!("gave up after looking at {budget} configurations");
-                return Err(Stuck::TooLarge(why));
+                return Err(SearchStop::TooLarge(why));
             }
             if configuration.done & bit != 0 {
                 continue;
@@ -374,7 +384,7 @@ const SHOWN_BEFORE: usize = 6;
 fn report(
     history: &History,
     key: u64,
-    facts: &[Fact],
+    facts: &[KeyFact],
     at: usize,
     states: &[Option<Option<u64>>],
 ) -> String {
@@ -397,7 +407,7 @@ fn report(
         (0..facts.len()).filter(|place| facts[*place].end < stuck.start).collect();
     before.sort_by_key(|place| facts[*place].end);
     let mut shown = before.split_off(before.len().saturating_sub(SHOWN_BEFORE));
-    let overlapping = |fact: &Fact| fact.start <= stuck.end && fact.end >= stuck.start;
+    let overlapping = |fact: &KeyFact| fact.start <= stuck.end && fact.end >= stuck.start;
     let (uncertain, certain): (Vec<usize>, Vec<usize>) = (0..facts.len())
         .filter(|place| overlapping(&facts[*place]))
         .partition(|place| matches!(facts[*place].step, ObservationStep::MayChange(_)));

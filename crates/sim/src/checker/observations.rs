@@ -26,7 +26,7 @@ pub(super) enum ObservedState {
 
 /// The precondition for a write to change anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Requires {
+pub(super) enum Precondition {
     Nothing,
     Absent,
     Present,
@@ -36,7 +36,7 @@ pub(super) enum Requires {
 /// A change of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct KeyChange {
-    pub(super) requires: Requires,
+    pub(super) requires: Precondition,
     pub(super) becomes: Option<u64>,
 }
 
@@ -52,7 +52,7 @@ pub(super) enum ObservationStep {
 
 /// A fact that one operation establishes about one key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fact {
+pub(super) struct KeyFact {
     /// The operation's index in the history.
     pub(super) operation: usize,
     /// The order numbers between which it took effect.
@@ -63,13 +63,13 @@ pub(super) struct Fact {
 
 /// The facts about every key in the history, ordered by invocation. Includes the facts from scans
 /// if `with_scans` is set.
-pub(super) fn facts_by_key(history: &History, with_scans: bool) -> BTreeMap<u64, Vec<Fact>> {
-    let mut facts: BTreeMap<u64, Vec<Fact>> =
+pub(super) fn facts_by_key(history: &History, with_scans: bool) -> BTreeMap<u64, Vec<KeyFact>> {
+    let mut facts: BTreeMap<u64, Vec<KeyFact>> =
         named_keys(history).into_iter().map(|key| (key, Vec::new())).collect();
     for (number, operation) in history.operations.iter().enumerate() {
         let (start, end) = operation.span();
         let mut add = |key: u64, step: ObservationStep| {
-            let fact = Fact { operation: number, start, end, step };
+            let fact = KeyFact { operation: number, start, end, step };
             facts.get_mut(&key).expect("all keys of the history are named").push(fact);
         };
         match (&operation.action, &operation.outcome) {
@@ -85,7 +85,7 @@ pub(super) fn facts_by_key(history: &History, with_scans: bool) -> BTreeMap<u64,
                     let value = returned.get(key).copied();
                     if value.is_some() || covered.contains(*key) {
                         let step = ObservationStep::Sees(ObservedState::Exactly(value));
-                        facts.push(Fact { operation: number, start, end, step });
+                        facts.push(KeyFact { operation: number, start, end, step });
                     }
                 }
             }
@@ -130,14 +130,18 @@ fn single(action: &ClientAction, outcome: &OperationOutcome) -> Option<(u64, Obs
             let OperationOutcome::Value(value) = outcome else { return None };
             return Some((key, ObservationStep::Sees(Exactly(*value))));
         }
-        ClientAction::Insert(key, value) => (key, change(Requires::Absent, Some(value)), Present),
-        ClientAction::Update(key, value) => {
-            (key, change(Requires::Present, Some(value)), Exactly(None))
+        ClientAction::Insert(key, value) => {
+            (key, change(Precondition::Absent, Some(value)), Present)
         }
-        ClientAction::Upsert(key, value) => (key, change(Requires::Nothing, Some(value)), Present),
-        ClientAction::Remove(key) => (key, change(Requires::Present, None), Exactly(None)),
+        ClientAction::Update(key, value) => {
+            (key, change(Precondition::Present, Some(value)), Exactly(None))
+        }
+        ClientAction::Upsert(key, value) => {
+            (key, change(Precondition::Nothing, Some(value)), Present)
+        }
+        ClientAction::Remove(key) => (key, change(Precondition::Present, None), Exactly(None)),
         ClientAction::CompareExchange { key, expected, new } => {
-            (key, change(Requires::Value(expected), Some(new)), Present)
+            (key, change(Precondition::Value(expected), Some(new)), Present)
         }
         ClientAction::MultiGet(_)
         | ClientAction::Scan(_)

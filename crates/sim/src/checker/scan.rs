@@ -29,7 +29,8 @@
 
 use super::CheckVerdict;
 use super::observations::{
-    CoveredKeys, Fact, KeyChange, ObservationStep, ObservedState, Requires, facts_by_key, within,
+    CoveredKeys, KeyChange, KeyFact, ObservationStep, ObservedState, Precondition, facts_by_key,
+    within,
 };
 use crate::history::{ClientAction, ClientOperation, History, OperationOutcome};
 use farleaf_index::ScanResult;
@@ -207,14 +208,14 @@ struct KeyFacts {
 }
 
 impl KeyFacts {
-    fn new(initial: Option<u64>, facts: Vec<Fact>) -> Self {
+    fn new(initial: Option<u64>, facts: Vec<KeyFact>) -> Self {
         let mut known = Vec::with_capacity(facts.len());
         let mut removals: Vec<(u64, u64)> = Vec::new();
         let mut writes: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
         if let Some(value) = initial {
             writes.entry(value).or_default().push((0, 0));
         }
-        for Fact { operation, start, end, step } in facts {
+        for KeyFact { operation, start, end, step } in facts {
             match step {
                 ObservationStep::Sees(state) => {
                     known.push(KnownState { operation, start, end, state })
@@ -235,7 +236,7 @@ impl KeyFacts {
                 }
                 // A successful exchange also implies that the expected value was there before. That
                 // adds nothing here.
-                debug_assert!(change.becomes.is_some() || change.requires == Requires::Present);
+                debug_assert!(change.becomes.is_some() || change.requires == Precondition::Present);
             }
         }
         known.sort_by_key(|known| known.end);

@@ -5,12 +5,12 @@
 //! as checked by [`super::walk`]. *At the end*, each node that a tree has allocated is either in
 //! the tree or retired, so none leaks.
 
-use super::walk::{PageAccess, Walk, WalkStop, records};
+use super::walk::{Inspection, PageAccess, WalkStop, records};
 use super::{ExpectedState, NamedRecords};
 use farleaf_fabric::{Region, RpcService};
 use farleaf_page::{NamedLayout, Page, Superblock};
 
-impl<'a, L: NamedLayout> Walk<'a, L> {
+impl<'a, L: NamedLayout> Inspection<'a, L> {
     /// The records of all trees, ordered by key.
     pub(super) fn coarse(&mut self) -> Result<NamedRecords, WalkStop> {
         let mut all = Vec::new();

@@ -9,16 +9,16 @@
 //! *Invariants once everything is written back*, unless there was a crash: fences match the
 //! parents, keys lie within them, and no node is reachable twice.
 
-use super::walk::{Walk, WalkStop, named};
+use super::walk::{Inspection, WalkStop, named};
 use super::{ExpectedState, NamedRecords};
 use farleaf_fabric::{GlobalAddr, RpcService};
 use farleaf_page::{NamedLayout, OwnedKey, ScanWindow, Superblock};
 use std::ops::Bound;
 
 /// A node to visit: its address, its level if known, and the keys routed to it.
-type Routed<L> = (GlobalAddr, Option<u8>, OwnedKey<L>, Option<OwnedKey<L>>);
+type RoutedPage<L> = (GlobalAddr, Option<u8>, OwnedKey<L>, Option<OwnedKey<L>>);
 
-impl<L: NamedLayout> Walk<'_, L> {
+impl<L: NamedLayout> Inspection<'_, L> {
     /// Inspects the whole tree and returns the records of all reachable leaves.
     pub(super) fn dex(&mut self) -> Result<NamedRecords, WalkStop> {
         let (pool, expect) = (self.pool, self.expect);
@@ -29,7 +29,7 @@ impl<L: NamedLayout> Walk<'_, L> {
         let superblock = &pool.servers[0].region().words()[..Superblock::WORDS];
         let root = Superblock::root(superblock);
         // The leftmost node is last.
-        let mut left: Vec<Routed<L>> = vec![(root, None, L::min_key(), None)];
+        let mut left: Vec<RoutedPage<L>> = vec![(root, None, L::min_key(), None)];
         while let Some((at, level, low, high)) = left.pop() {
             let path =
                 || format!("the node at {at:?}, asked for the keys from {low:?} to {high:?}");

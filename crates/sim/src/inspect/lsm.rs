@@ -21,14 +21,14 @@ use super::walk::named;
 use super::{InspectedPool, NamedRecords, at_the_end};
 use crate::client::settle;
 use crate::scenario::Scenario;
-use farleaf_dlsm::{Dlsm, DlsmServer, LsmShard, TableView};
+use farleaf_dlsm::{Dlsm, DlsmServer, LsmShard, SsTableView};
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, GlobalAddr};
 use farleaf_index::{ByName, Design, Encoded, IndexError, RangeIndex, ScanResult};
 use farleaf_page::table::{
-    Clip, DamagedSsTable, KeyBuf, MAX_SEQUENCE, Placed, RecordKind, RecordRun, SsTableIndex,
-    SsTableLookup, SsTableMeta, SsTableRecord, in_table_order,
+    DamagedSsTable, KeyBuf, MAX_SEQUENCE, PlacedSsTable, RecordKind, RecordRun, SsTableClip,
+    SsTableIndex, SsTableLookup, SsTableMeta, SsTableRecord, in_table_order,
 };
 use farleaf_page::{Layout, NamedLayout};
 use farleaf_pool::server::MemoryServer;
@@ -45,7 +45,7 @@ pub(crate) struct InspectedTree<'a, L: Layout> {
 }
 
 /// What the sources seen so far have of one key.
-struct Newest {
+struct NewestVersion {
     /// The lowest number of a version.
     lowest: u64,
     /// The newest version's value; `None` for a tombstone.
@@ -54,7 +54,7 @@ struct Newest {
 
 /// The contents of a tree's tables.
 struct SsTableContents {
-    keys: BTreeMap<Vec<u8>, Newest>,
+    keys: BTreeMap<Vec<u8>, NewestVersion>,
     /// No table was left out because its server may be dead.
     is_whole: bool,
 }
@@ -110,7 +110,7 @@ where
         }
     }
 
-    fn check_extents(&self, tables: &[TableView]) -> Result<(), String> {
+    fn check_extents(&self, tables: &[SsTableView]) -> Result<(), String> {
         let mut used = BTreeSet::new();
         for extent in tables.iter().flat_map(|table| &table.extents) {
             if !used.insert(*extent) {
@@ -129,16 +129,16 @@ where
         }
     }
 
-    fn check_directory(&self, tables: &[TableView]) -> Result<(), String> {
+    fn check_directory(&self, tables: &[SsTableView]) -> Result<(), String> {
         let home = (self.shard.id() % self.pool.servers.len() as u64) as u16;
         let Some(home) = self.pool.living(home).filter(|_| !self.shard.is_changing()) else {
             return Ok(());
         };
-        let known = |view: &TableView| {
+        let known = |view: &SsTableView| {
             let meta = SsTableMeta { extents: Vec::new(), ..view.meta.clone() };
             (meta.footer.table, (meta, view.pieces.first().map(|(at, _)| at.to_bits())))
         };
-        let listed = |table: Placed| {
+        let listed = |table: PlacedSsTable| {
             (table.meta.footer.table, (table.meta, table.pieces.first().map(|(at, _)| *at)))
         };
         let known: BTreeMap<_, _> = tables.iter().map(known).collect();
@@ -151,7 +151,7 @@ where
         Err(format!("the directory has tables {listed:?}, and the version {known:?}"))
     }
 
-    fn check_table(&self, view: &TableView, seen: &mut SsTableContents) -> Result<(), String> {
+    fn check_table(&self, view: &SsTableView, seen: &mut SsTableContents) -> Result<(), String> {
         let (meta, footer) = (&view.meta, &view.meta.footer);
         let mut words = Vec::new();
         for (at, count) in &view.pieces {
@@ -268,14 +268,14 @@ where
 }
 
 /// The trees of compute servers that are processes.
-pub(crate) struct Shards<L: Layout> {
+pub(crate) struct ProcessShards<L: Layout> {
     pool: InspectedPool<L>,
     scenario: Scenario,
     /// By compute server: what has the trees of its present life.
     living: Mutex<BTreeMap<u16, Arc<DlsmServer<L>>>>,
 }
 
-impl<L: NamedLayout> Shards<L> {
+impl<L: NamedLayout> ProcessShards<L> {
     pub(crate) fn new(pool: InspectedPool<L>, scenario: &Scenario) -> Self {
         Self { pool, scenario: scenario.clone(), living: Mutex::default() }
     }
@@ -344,11 +344,11 @@ fn apart<'s>(shards: impl Iterator<Item = &'s Arc<LsmShard>>) -> Result<(), Stri
 }
 
 /// Checks a table's level, and that it lies behind the one before.
-fn check_place(table: &TableView, before: Option<&TableView>) -> Result<(), String> {
+fn check_place(table: &SsTableView, before: Option<&SsTableView>) -> Result<(), String> {
     if usize::from(table.meta.level) != table.level {
         return Err(format!("it says that it is in level {}", table.meta.level));
     }
-    let overlaps = |before: &TableView| {
+    let overlaps = |before: &SsTableView| {
         before.level == table.level && table.level > 0 && before.meta.largest >= table.meta.smallest
     };
     match before.filter(|before| overlaps(before)) {
@@ -384,14 +384,14 @@ impl SsTableContents {
                 let mut value = Vec::new();
                 record.append_value(&mut value);
                 let value = (record.kind() == RecordKind::Value).then_some(value);
-                self.keys.insert(key, Newest { lowest: sequence, value });
+                self.keys.insert(key, NewestVersion { lowest: sequence, value });
                 Ok(())
             }
         }
     }
 
     /// The records in `clip` by their names. Others in the tables are not the tree's any more.
-    fn records<L>(mut self, clip: &Clip) -> Result<NamedRecords, String>
+    fn records<L>(mut self, clip: &SsTableClip) -> Result<NamedRecords, String>
     where
         L: NamedLayout,
     {

@@ -26,7 +26,7 @@ mod radix;
 mod tests;
 mod walk;
 
-use crate::client::Board;
+use crate::client::RunBoard;
 use crate::scenario::{DesignSpec, ErrorKind, Scenario};
 use crate::workload;
 use farleaf_fabric::sim::SimCluster;
@@ -37,9 +37,9 @@ use farleaf_page::{Layout, NamedLayout, NodeCarver, OwnedKey, OwnedValue, Page};
 use farleaf_pool::server::MemoryServer;
 use rand::RngExt;
 use std::collections::BTreeSet;
-use walk::{Walk, WalkStop};
+use walk::{Inspection, WalkStop};
 
-pub(crate) use lsm::{InspectedTree, Shards};
+pub(crate) use lsm::{InspectedTree, ProcessShards};
 
 /// Longest time between two inspections, in nanoseconds; it grows with the length of the run.
 const MAX_PAUSE_NS: u64 = 20_000;
@@ -70,7 +70,7 @@ pub(crate) fn at_the_end(fault: String) -> String {
 /// Calls `look` repeatedly until the run is over.
 pub(crate) async fn watch(
     fabric: impl Fabric,
-    board: &Board,
+    board: &RunBoard,
     seed: u64,
     look: impl Fn() -> Result<(), String>,
 ) {
@@ -172,7 +172,7 @@ impl<L: NamedLayout> InspectedPool<L> {
 
     /// Inspects the whole index. Returns the records of all leaves that it reached.
     pub(crate) fn look(&self, expect: ExpectedState) -> Result<NamedRecords, String> {
-        let mut walk = Walk::new(self, expect);
+        let mut walk = Inspection::new(self, expect);
         let seen = match self.design {
             DesignSpec::Coarse { .. } => walk.coarse(),
             DesignSpec::Fine { .. } | DesignSpec::Sherman { .. } | DesignSpec::Chime { .. } => {
@@ -191,7 +191,7 @@ impl<L: NamedLayout> InspectedPool<L> {
     }
 
     /// Inspects the index repeatedly until the run is over.
-    pub(crate) async fn watch(&self, fabric: impl Fabric, board: &Board, seed: u64) {
+    pub(crate) async fn watch(&self, fabric: impl Fabric, board: &RunBoard, seed: u64) {
         watch(fabric, board, seed, || self.look(ExpectedState::WellFormed).map(drop)).await;
     }
 

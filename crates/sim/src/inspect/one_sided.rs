@@ -13,12 +13,12 @@
 //! that begins at its key, even while the leaf is locked, because a change removes the record
 //! first.
 
-use super::walk::{PageAccess, PagePlace, Walk, WalkStop, records, unnamed};
+use super::walk::{Inspection, PageAccess, PagePlace, WalkStop, records, unnamed};
 use super::{ExpectedState, NamedRecords};
 use farleaf_fabric::{GlobalAddr, Region, RpcService};
 use farleaf_page::{NamedLayout, OwnedKey, Page, Superblock};
 
-impl<L: NamedLayout> Walk<'_, L> {
+impl<L: NamedLayout> Inspection<'_, L> {
     pub(super) fn blink(&mut self) -> Result<NamedRecords, WalkStop> {
         let root = Superblock::root(self.superblock(0));
         records(&self.leaves(root, PageAccess::OneSided)?)

@@ -10,7 +10,7 @@
 //! *Invariant at the end of a run* without uncertain outcomes and deaths: no leaf is locked, and
 //! all leaves are whole.
 
-use super::walk::{Walk, WalkStop};
+use super::walk::{Inspection, WalkStop};
 use super::{ExpectedState, NamedRecords};
 use crate::scenario::DesignSpec;
 use crate::spread::gathered;
@@ -22,7 +22,7 @@ use farleaf_page::{
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
 
-impl<L: NamedLayout> Walk<'_, L> {
+impl<L: NamedLayout> Inspection<'_, L> {
     /// The records, by their names.
     pub(super) fn radix(&mut self, spread: bool) -> Result<NamedRecords, WalkStop> {
         let words = &Region::words(self.pool.servers[0].region())[..Superblock::WORDS];

@@ -1,6 +1,6 @@
 //! Each inspector passes an intact index and reports a damaged one.
 
-use super::walk::{PageAccess, Walk};
+use super::walk::{Inspection, PageAccess};
 use super::{ExpectedState, InspectedPool};
 use crate::scenario::Scenario;
 use crate::setup::{dex_options, start};
@@ -97,7 +97,7 @@ fn named_leaves(pool: &InspectedPool<Small>) -> DamagedPages<'_> {
     let words = &pool.servers[0].region().words()[..Superblock::WORDS];
     let first = Superblock::read::<Small>(words).unwrap().first_leaf;
     let chain =
-        Walk::new(pool, ExpectedState::Exact).chain(first, 0, PageAccess::OneSided).unwrap();
+        Inspection::new(pool, ExpectedState::Exact).chain(first, 0, PageAccess::OneSided).unwrap();
     let mut parent = pool.page(Superblock::root(words)).unwrap();
     while parent.level() > 0 {
         parent = pool.page(Small::inner_child(parent, 0)).unwrap();

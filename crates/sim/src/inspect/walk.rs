@@ -39,7 +39,7 @@ pub(super) enum PageAccess {
 }
 
 /// One inspection in progress.
-pub(super) struct Walk<'a, L: Layout> {
+pub(super) struct Inspection<'a, L: Layout> {
     pub(super) pool: &'a InspectedPool<L>,
     pub(super) expect: ExpectedState,
     /// Nodes that nothing may point to, in addition to memory that no server has allocated.
@@ -52,7 +52,7 @@ pub(super) struct Walk<'a, L: Layout> {
 /// A page's low fence and its address.
 pub(super) type PagePlace<L> = (OwnedKey<L>, GlobalAddr);
 
-impl<'a, L: NamedLayout> Walk<'a, L> {
+impl<'a, L: NamedLayout> Inspection<'a, L> {
     pub(super) fn new(pool: &'a InspectedPool<L>, expect: ExpectedState) -> Self {
         let out_of_use = pool.servers.iter().flat_map(|server| server.nodes_out_of_use());
         let given_out = pool.servers.iter().map(|server| server.usage().allocated_bytes);

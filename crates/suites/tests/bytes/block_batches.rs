@@ -9,8 +9,8 @@ use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
 use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
-use farleaf_page::{Bytes, EditAction, EditAnswer, LeafEdit, TooLong};
-use farleaf_suites::conformance::Setup;
+use farleaf_page::{Bytes, EditAction, EditAnswer, LeafEdit, LengthError};
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{AnyProvider, sim};
 use farleaf_suites::strings::StringModel;
@@ -111,7 +111,7 @@ fn in_model(model: &mut StringModel, edit: &Edit<'_>) -> EditAnswer<Vec<u8>> {
 
 /// Random batches on few keys, so that most have several edits of one key.
 fn batches_are_like_single_operations<D: Design<Small>>(
-    mut setup: Setup<'_, AnyProvider, BlockOptions<D::Options>>,
+    mut setup: SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>,
 ) {
     setup.options.most_lost = 5;
     let cluster = setup.with_index::<Small, Blocks<D>>();
@@ -148,7 +148,7 @@ fn batches_are_like_single_operations<D: Design<Small>>(
                 match edit.key.len() > Small::max_key() {
                     true => {
                         let is_refused =
-                            matches!(outcome, Err(IndexError::TooLong(TooLong::Key { .. })));
+                            matches!(outcome, Err(IndexError::TooLong(LengthError::Key { .. })));
                         assert!(is_refused, "{outcome:?}");
                     }
                     false => assert_eq!(outcome, Ok(in_model(&mut model, edit)), "{edit:?}"),

@@ -9,7 +9,7 @@ use farleaf_index::blocks::{BlockOptions, Blocks};
 use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_pool::wire::Refusal;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{AnyProvider, local};
 use farleaf_trees::fine::Fine;
 
@@ -22,7 +22,7 @@ fn records(count: u16, length: usize) -> Records {
 }
 
 fn failed_loads_leave_nothing<D: Design<Small>>(
-    mut setup: Setup<'_, AnyProvider, BlockOptions<D::Options>>,
+    mut setup: SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>,
 ) {
     setup.server.pool_bytes = 1 << 20;
     let cluster = setup.with_index::<Small, Blocks<D>>();

@@ -16,15 +16,15 @@ use farleaf_index::blocks::{BlockOptions, Blocks};
 use farleaf_index::{Design, IndexError, RangeIndex};
 use farleaf_page::{Bytes, EditAction, LeafEdit};
 use farleaf_pool::remote::RpcClient;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{AnyProvider, local, sim};
 
 type Small = Bytes<128>;
 
 fn small<O: Clone>(
-    setup: Setup<'_, AnyProvider, O>,
+    setup: SuiteSetup<'_, AnyProvider, O>,
     most_lost: usize,
-) -> Setup<'_, AnyProvider, BlockOptions<O>> {
+) -> SuiteSetup<'_, AnyProvider, BlockOptions<O>> {
     let mut setup = with_blocks(setup);
     (setup.memory_servers, setup.server.pool_bytes) = (1, 1 << 20);
     setup.options.chunk_bytes = 1 << 16;
@@ -34,7 +34,7 @@ fn small<O: Clone>(
 
 fn dex_on(
     provider: &AnyProvider,
-) -> Setup<'_, AnyProvider, BlockOptions<<Dex as Design<Small>>::Options>> {
+) -> SuiteSetup<'_, AnyProvider, BlockOptions<<Dex as Design<Small>>::Options>> {
     let mut setup = small(dex(provider, caches()[1]), 1 << 20);
     setup.options.design.boundaries = vec![];
     setup
@@ -42,7 +42,7 @@ fn dex_on(
 
 /// 40 values of 4,000 bytes in 1 MiB; no number of lost blocks makes a flush due.
 fn replaces_at_the_brim<D: Design<Small>>(
-    setup: &Setup<'_, AnyProvider, BlockOptions<D::Options>>,
+    setup: &SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>,
     together: usize,
 ) {
     let cluster = setup.with_index::<Small, Blocks<D>>();

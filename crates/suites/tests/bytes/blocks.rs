@@ -11,11 +11,11 @@ use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
 use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::rules::KnownRule;
 use farleaf_page::{
-    Bytes, EditAction, EditAnswer, LeafEdit, MAX_BLOCK_BYTES, NamedLayout, TooLong,
+    Bytes, EditAction, EditAnswer, LeafEdit, LengthError, MAX_BLOCK_BYTES, NamedLayout,
 };
 use farleaf_pool::remote::GRACE_NS;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_suites::strings::{loads, random_operations};
@@ -39,16 +39,16 @@ fn blocks<O>(design: O) -> BlockOptions<O> {
 
 /// A setup with blocks, and with room for the values of all tests.
 pub(super) fn with_blocks<O: Clone>(
-    setup: Setup<'_, AnyProvider, O>,
-) -> Setup<'_, AnyProvider, BlockOptions<O>> {
-    let Setup { provider, options, memory_servers, server } = setup;
+    setup: SuiteSetup<'_, AnyProvider, O>,
+) -> SuiteSetup<'_, AnyProvider, BlockOptions<O>> {
+    let SuiteSetup { provider, options, memory_servers, server } = setup;
     let server = MemoryServerConfig { pool_bytes: 64 << 20, ..server };
-    Setup { provider, options: blocks(options), memory_servers, server }
+    SuiteSetup { provider, options: blocks(options), memory_servers, server }
 }
 
 /// The suite of all designs with named values, most of which are in blocks.
 fn conforms<L: NamedLayout + farleaf_page::Layout<Key = [u8], Value = [u8]>, D: Design<L>>(
-    setup: Setup<'_, AnyProvider, D::Options>,
+    setup: SuiteSetup<'_, AnyProvider, D::Options>,
 ) {
     conformance::run::<L, Blocks<D>, _>(&with_blocks(setup));
 }
@@ -62,7 +62,7 @@ fn coarse_conforms() {
     for provider in &providers() {
         let options = suite::range::<Small>();
         let server = suite::server();
-        conforms::<Small, Coarse>(Setup { provider, options, memory_servers: 3, server });
+        conforms::<Small, Coarse>(SuiteSetup { provider, options, memory_servers: 3, server });
     }
 }
 
@@ -77,7 +77,7 @@ fn hybrid_conforms() {
         let boundaries = vec![Small::key_named(u64::MAX / 3), Small::key_named(u64::MAX / 3 * 2)];
         let options =
             HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(boundaries) };
-        conforms::<Small, Hybrid>(Setup { options, ..hybrid(provider) });
+        conforms::<Small, Hybrid>(SuiteSetup { options, ..hybrid(provider) });
     }
 }
 
@@ -203,7 +203,7 @@ fn replaced_blocks_are_used_again() {
     replaces::<Dex>(with_blocks(dex(provider, caches()[1])));
 }
 
-fn replaces<D: Design<Small>>(mut setup: Setup<'_, AnyProvider, BlockOptions<D::Options>>) {
+fn replaces<D: Design<Small>>(mut setup: SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>) {
     setup.server.pool_bytes = 1 << 20;
     setup.options.chunk_bytes = 1 << 16;
     let cluster = setup.with_index::<Small, Blocks<D>>();
@@ -243,7 +243,7 @@ fn the_limit_is_a_mebibyte() {
         let index = <Blocks<Fine> as Design<Small>>::open(fabric, compute).await.unwrap();
         let most = MAX_BLOCK_BYTES;
         let (longest, long) = (vec![5; most], vec![5; most + 1]);
-        let error = IndexError::from(TooLong::Value { bytes: most + 1, most });
+        let error = IndexError::from(LengthError::Value { bytes: most + 1, most });
         assert_eq!(index.insert(b"k", &long).await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", &long, b"").await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", b"", &long).await, Err(error.clone()));

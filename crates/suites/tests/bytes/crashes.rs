@@ -7,7 +7,7 @@ use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
 use farleaf_page::{Bytes, Layout};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{sim, simulated};
 
 type Small = Bytes<128>;
@@ -29,7 +29,7 @@ fn options() -> DexOptions<Vec<u8>> {
 fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
     let provider = sim(SimConfig::default());
     let setup =
-        Setup { provider: &provider, options: options(), memory_servers: 2, server: config() };
+        SuiteSetup { provider: &provider, options: options(), memory_servers: 2, server: config() };
     let cluster = setup.with_index::<Small, Dex>();
     let options = &setup.options;
     let keys = |number: u8| [b'a' + number];
@@ -102,8 +102,12 @@ fn no_death_within_a_write_mixes_values() {
             give_up_after_ns: 20_000_000_000,
             ..SimConfig::default()
         });
-        let setup =
-            Setup { provider: &provider, options: options(), memory_servers: 1, server: config() };
+        let setup = SuiteSetup {
+            provider: &provider,
+            options: options(),
+            memory_servers: 1,
+            server: config(),
+        };
         let cluster = setup.with_index::<Small, Dex>();
         let options = &setup.options;
         const KEYS: u8 = 16;
@@ -169,7 +173,7 @@ fn no_death_within_a_write_mixes_values() {
 fn the_last_slot_of_a_full_leaf_can_be_written_alone() {
     let provider = sim(SimConfig::default());
     let setup =
-        Setup { provider: &provider, options: options(), memory_servers: 1, server: config() };
+        SuiteSetup { provider: &provider, options: options(), memory_servers: 1, server: config() };
     let cluster = setup.with_index::<Small, Dex>();
     let options = &setup.options;
     cluster.run_one(|fabric| async move {

@@ -11,7 +11,7 @@ use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, simulated};
 use farleaf_suites::strings::{StringKey, StringModel, key, loads, long_prefix, random_operations};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -23,18 +23,20 @@ pub(super) fn server() -> MemoryServerConfig {
     MemoryServerConfig { pool_bytes: 32 << 20, chunk_bytes: 1 << 16, ..Default::default() }
 }
 
-pub(super) fn fine(provider: &AnyProvider) -> Setup<'_, AnyProvider, FineOptions> {
+pub(super) fn fine(provider: &AnyProvider) -> SuiteSetup<'_, AnyProvider, FineOptions> {
     let options =
         FineOptions { chunk_nodes_log2: 4, leaves_per_head: 30, ..FineOptions::default() };
-    Setup { provider, options, memory_servers: 3, server: server() }
+    SuiteSetup { provider, options, memory_servers: 3, server: server() }
 }
 
 /// The middle share begins among keys that share a long prefix.
-pub(super) fn hybrid(provider: &AnyProvider) -> Setup<'_, AnyProvider, HybridOptions<StringKey>> {
+pub(super) fn hybrid(
+    provider: &AnyProvider,
+) -> SuiteSetup<'_, AnyProvider, HybridOptions<StringKey>> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
     let options =
         HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(boundaries) };
-    Setup { provider, options, memory_servers: 3, server: server() }
+    SuiteSetup { provider, options, memory_servers: 3, server: server() }
 }
 
 /// The longest value of the designs without blocks.
@@ -60,17 +62,17 @@ fn fine_simulated() {
     loads::<128, Fine>(&fine(&rough(7)), inline::<128>());
 }
 
-fn smart(provider: &AnyProvider) -> Setup<'_, AnyProvider, SmartOptions> {
+fn smart(provider: &AnyProvider) -> SuiteSetup<'_, AnyProvider, SmartOptions> {
     let options = SmartOptions { chunk_bytes: 1 << 14, ..SmartOptions::default() };
     let server = MemoryServerConfig { pool_bytes: 64 << 20, ..server() };
-    Setup { provider, options, memory_servers: 3, server }
+    SuiteSetup { provider, options, memory_servers: 3, server }
 }
 
-fn p_smart(provider: &AnyProvider) -> Setup<'_, AnyProvider, PSmartOptions<StringKey>> {
+fn p_smart(provider: &AnyProvider) -> SuiteSetup<'_, AnyProvider, PSmartOptions<StringKey>> {
     let boundaries = vec![long_prefix(b"key-0000000050"), b"q".to_vec()];
-    let Setup { options, memory_servers, server, .. } = smart(provider);
+    let SuiteSetup { options, memory_servers, server, .. } = smart(provider);
     let options = PSmartOptions { smart: options, boundaries };
-    Setup { provider, options, memory_servers, server }
+    SuiteSetup { provider, options, memory_servers, server }
 }
 
 #[test]
@@ -126,7 +128,7 @@ where
     O: Clone + Sync,
 {
     let provider = rough(write);
-    let setup = Setup { provider: &provider, options, memory_servers: 2, server: server() };
+    let setup = SuiteSetup { provider: &provider, options, memory_servers: 2, server: server() };
     let cluster = setup.with_index::<Bytes<W>, D>();
     let compute = &D::compute(&setup.options).unwrap();
     let known = &Mutex::new(Known::default());
@@ -245,10 +247,10 @@ fn dex_options(cache: CacheOptions) -> DexOptions<StringKey> {
 pub(super) fn dex(
     provider: &AnyProvider,
     cache: CacheOptions,
-) -> Setup<'_, AnyProvider, DexOptions<StringKey>> {
+) -> SuiteSetup<'_, AnyProvider, DexOptions<StringKey>> {
     let options = dex_options(cache);
     let server = MemoryServerConfig { chunk_bytes: 1 << 18, ..server() };
-    Setup { provider, options, memory_servers: 3, server }
+    SuiteSetup { provider, options, memory_servers: 3, server }
 }
 
 /// The smallest possible cache, and one with room for all nodes.
@@ -295,7 +297,7 @@ fn one_server() -> DexOptions<StringKey> {
 #[test]
 fn dex_writes_back_what_has_changed() {
     let provider = sim(SimConfig::default());
-    let setup = Setup { options: one_server(), ..dex(&provider, caches()[1]) };
+    let setup = SuiteSetup { options: one_server(), ..dex(&provider, caches()[1]) };
     let cluster = setup.with_index::<Small, Dex>();
     let pool = &<Dex as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
@@ -337,7 +339,7 @@ fn dex_dies_between_the_writes_of_a_leaf() {
     let mut halves = 0;
     for write in 0..60 {
         let provider = rough(write);
-        let setup = Setup { options: one_server(), ..dex(&provider, caches()[1]) };
+        let setup = SuiteSetup { options: one_server(), ..dex(&provider, caches()[1]) };
         let cluster = setup.with_index::<Small, Dex>();
         let options = &setup.options;
         let changed: Vec<StringKey> = (6..1_000)

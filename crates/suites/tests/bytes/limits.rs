@@ -9,13 +9,15 @@ use farleaf_fabric::{
 };
 use farleaf_index::client::{ClientIndex, ClientOptions};
 use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanResult};
-use farleaf_page::{Bytes, EditAction, EditAnswer, Layout, LeafEdit, NamedLayout, Page, TooLong};
+use farleaf_page::{
+    Bytes, EditAction, EditAnswer, Layout, LeafEdit, LengthError, NamedLayout, Page,
+};
 use farleaf_pool::server::MemoryServer;
 use farleaf_pool::wire::{
     ClientRequest, ClientResponse, OffloadRequest, OffloadTicket, PoolRequest, Refusal, Reply,
     Request, TreeRequest, TreeShare,
 };
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::local;
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -34,7 +36,8 @@ fn crowded<const W: usize>(number: u32) -> Vec<u8> {
 /// Updates and exchanges split leaves, and no batch or reply is too large for a message.
 fn largest<const W: usize>(options: &CoarseOptions<Vec<u8>>) {
     let provider = &local(LocalConfig::default());
-    let setup = Setup { provider, options: options.clone(), memory_servers: 3, server: server() };
+    let setup =
+        SuiteSetup { provider, options: options.clone(), memory_servers: 3, server: server() };
     let cluster = setup.with_index::<Bytes<W>, Coarse>();
     let value = |byte: u8| vec![byte; Bytes::<W>::longest_value_beside(Bytes::<W>::max_key())];
     let count = 1_500;
@@ -88,14 +91,14 @@ fn the_largest_records() {
 /// Operations that fail with an error that names the limit. They change nothing.
 fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
     let provider = &local(LocalConfig::default());
-    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server() };
     let cluster = setup.with_index::<Bytes<W>, D>();
     let compute = &D::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
         let index = D::open(fabric, compute).await.unwrap();
         let most = Bytes::<W>::max_key();
         let (longest, long) = (vec![7; most], vec![7; most + 1]);
-        let error = IndexError::from(TooLong::Key { bytes: most + 1, most });
+        let error = IndexError::from(LengthError::Key { bytes: most + 1, most });
         assert!(error.to_string().contains(&most.to_string()), "{error}");
         assert_eq!(index.get(&long).await, Err(error.clone()));
         assert_eq!(index.insert(&long, b"1").await, Err(error.clone()));
@@ -113,7 +116,7 @@ fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
 
         let most = Bytes::<W>::longest_value_beside(longest.len());
         let (value, long_value) = (vec![8; most], vec![8; most + 1]);
-        let value_error = IndexError::from(TooLong::Value { bytes: most + 1, most });
+        let value_error = IndexError::from(LengthError::Value { bytes: most + 1, most });
         assert_eq!(index.insert(&longest, &long_value).await, Err(value_error.clone()));
         let exchanged = index.compare_exchange(&longest, &long_value, b"").await;
         assert_eq!(exchanged, Err(value_error.clone()));
@@ -363,7 +366,7 @@ fn a_client_s_batches_are_bounded_by_bytes() {
             let client = ClientIndex::<_, Bytes>::open(fabric, options).await.unwrap();
             assert_eq!(client.bulk_load(records.clone().into_iter(), 0.7).await, Ok(3_000));
             client.upsert_all(records).await.unwrap();
-            let error = IndexError::from(TooLong::Key { bytes: 129, most: 128 });
+            let error = IndexError::from(LengthError::Key { bytes: 129, most: 128 });
             assert_eq!(client.upsert_all(vec![(vec![1; 129], vec![])]).await, Err(error.clone()));
             assert_eq!(client.get(&[1; 129]).await, Err(error));
         }

@@ -7,7 +7,7 @@ use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::local;
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -26,7 +26,7 @@ fn loaded<D: Design<Small>>(
 ) -> f64 {
     let provider = &local(LocalConfig::default());
     let server = MemoryServerConfig { pool_bytes: 64 << 20, ..Default::default() };
-    let setup = Setup { provider, options, memory_servers, server };
+    let setup = SuiteSetup { provider, options, memory_servers, server };
     let cluster = setup.with_index::<Small, D>();
     let compute = &D::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
@@ -144,7 +144,7 @@ fn a_load_that_runs_out_of_memory_shows_nothing() {
                 ..Default::default()
             };
             let options = options.clone();
-            let setup = Setup { provider, options, memory_servers: 2, server };
+            let setup = SuiteSetup { provider, options, memory_servers: 2, server };
             let cluster = setup.with_index::<Small, Coarse>();
             let records = &records[..count];
             let was_loaded = cluster.run_one(|fabric| async move {
@@ -175,7 +175,7 @@ fn an_endpoint_has_room_for_all_writes_of_a_leaf() {
     for depth in [2, 3] {
         let provider = &local(LocalConfig { depth, ..LocalConfig::default() });
         let (options, server) = (dex(vec![]), MemoryServerConfig::default());
-        let setup = Setup { provider, options, memory_servers: 1, server };
+        let setup = SuiteSetup { provider, options, memory_servers: 1, server };
         let cluster = setup.start::<Small>();
         let options = &setup.options;
         let compute = &<Dex as Design<Small>>::compute(options).unwrap();

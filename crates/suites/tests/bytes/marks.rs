@@ -11,7 +11,7 @@ use farleaf_index::blocks::Blocks;
 use farleaf_index::{Design, IndexError, RangeIndex};
 use farleaf_page::table::IndexKind;
 use farleaf_page::{Bytes, SuperblockError};
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{AnyProvider, local};
 use farleaf_trees::coarse::Coarse;
 use farleaf_trees::fine::Fine;
@@ -25,10 +25,10 @@ fn refused<T>(error: SuperblockError) -> Result<T, IndexError> {
 
 /// Values would lose a byte or pass for references, and references for values. A refusal changes
 /// nothing: dLSM lets in only the first process that opens an index.
-fn each_form_refuses_the_other<D: Design<Small>>(setup: Setup<'_, AnyProvider, D::Options>) {
-    let Setup { provider, memory_servers, .. } = setup;
+fn each_form_refuses_the_other<D: Design<Small>>(setup: SuiteSetup<'_, AnyProvider, D::Options>) {
+    let SuiteSetup { provider, memory_servers, .. } = setup;
     let (options, server) = (setup.options.clone(), setup.server.clone());
-    let with = &with_blocks(Setup { provider, options, memory_servers, server });
+    let with = &with_blocks(SuiteSetup { provider, options, memory_servers, server });
     let in_leaves = || D::compute(&setup.options).unwrap();
     let in_blocks = || <Blocks<D> as Design<Small>>::compute(&with.options).unwrap();
     let (leaves, blocks) = (&in_leaves(), &in_blocks());
@@ -64,13 +64,23 @@ fn each_form_refuses_the_other<D: Design<Small>>(setup: Setup<'_, AnyProvider, D
 fn each_form_of_values_is_refused_by_the_other() {
     let provider = &local(LocalConfig::default());
     let (options, server) = (suite::range::<Small>(), suite::server());
-    each_form_refuses_the_other::<Coarse>(Setup { provider, options, memory_servers: 3, server });
+    each_form_refuses_the_other::<Coarse>(SuiteSetup {
+        provider,
+        options,
+        memory_servers: 3,
+        server,
+    });
     each_form_refuses_the_other::<Fine>(fine(provider));
     each_form_refuses_the_other::<Hybrid>(hybrid(provider));
     each_form_refuses_the_other::<Dex>(dex(provider, caches()[1]));
     let (options, server) =
         (DlsmOptions { index: IndexKind::Compact, ..DlsmOptions::tiny() }, suite::server());
-    each_form_refuses_the_other::<Dlsm>(Setup { provider, options, memory_servers: 3, server });
+    each_form_refuses_the_other::<Dlsm>(SuiteSetup {
+        provider,
+        options,
+        memory_servers: 3,
+        server,
+    });
     for error in [SuperblockError::NoBlocks, SuperblockError::HasBlocks] {
         let line = error.to_string();
         assert!(line.contains("value blocks: ") && !line.contains("  "), "{line}");

@@ -10,7 +10,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_index::{Design, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -29,7 +29,7 @@ where
     let server =
         MemoryServerConfig { pool_bytes: 256 << 20, chunk_bytes: 4096, ..Default::default() };
     let provider = &LocalConfig::default();
-    let setup = Setup { provider, options, memory_servers: 1, server };
+    let setup = SuiteSetup { provider, options, memory_servers: 1, server };
     let cluster = setup.with_index::<Small, D>();
     let compute = &D::compute(&setup.options).unwrap();
     let key = &key;

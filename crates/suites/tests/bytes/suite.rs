@@ -4,7 +4,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_page::{Bytes, NamedLayout, OwnedKey};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::{self, Setup};
+use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
@@ -33,7 +33,7 @@ pub(super) fn server() -> MemoryServerConfig {
 }
 
 fn coarse<L: NamedLayout>(provider: &AnyProvider, options: CoarseOptions<OwnedKey<L>>) {
-    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Coarse, _>(&setup);
 }
 
@@ -68,14 +68,14 @@ fn coarse_simulated() {
 
 fn fine<L: NamedLayout>(provider: &AnyProvider, leaves_per_head: u16) {
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head, ..FineOptions::default() };
-    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Fine, _>(&setup);
 }
 
 fn hybrid<L: NamedLayout>(provider: &AnyProvider) {
     let options =
         HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(thirds::<L>()) };
-    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Hybrid, _>(&setup);
 }
 
@@ -86,7 +86,7 @@ fn sherman<L: NamedLayout>(provider: &AnyProvider) {
         hand_overs: 2,
         by_versions: false,
     };
-    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Sherman, _>(&setup);
 }
 
@@ -98,7 +98,7 @@ fn chime<L: NamedLayout>(provider: &AnyProvider) {
         ..Default::default()
     };
     let options = ChimeOptions { tree, hot_bytes: 4_000 };
-    let setup = Setup { provider, options, memory_servers: 3, server: server() };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server: server() };
     conformance::run::<L, Chime, _>(&setup);
 }
 

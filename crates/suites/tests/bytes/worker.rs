@@ -9,15 +9,15 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, MAX_MESSAGE_BYTES, ServerId};
 use farleaf_index::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_index::partition::{
-    Clients, ComputeServer, LoadEnded, MapState, MapStore, PartitionMap, PutOutcome, ThreadQueue,
-    Worker,
+    ComputeServer, LoadEnded, MapState, MapStore, PartitionMap, PutOutcome, ServedClients,
+    ThreadQueue, Worker,
 };
 use farleaf_index::{InLeaves, IndexError, ValueForm};
-use farleaf_page::{Bytes, EditAction, LeafEdit, NamedLayout, SuperblockError, TooLong};
+use farleaf_page::{Bytes, EditAction, LeafEdit, LengthError, NamedLayout, SuperblockError};
 use farleaf_pool::remote::{BlockClient, BlockSpace, GRACE_NS};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode, MAX_VALUE_BYTES};
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::{AnyProvider, rough, sim};
 use futures_util::future::{LocalBoxFuture, join};
 use std::cell::{Cell, RefCell};
@@ -105,10 +105,13 @@ fn options() -> BlockOptions<()> {
     }
 }
 
-fn setup(provider: &AnyProvider, pool_bytes: usize) -> Setup<'_, AnyProvider, DexOptions<Vec<u8>>> {
-    let Setup { options, memory_servers, server, .. } = dex(provider, caches()[1]);
+fn setup(
+    provider: &AnyProvider,
+    pool_bytes: usize,
+) -> SuiteSetup<'_, AnyProvider, DexOptions<Vec<u8>>> {
+    let SuiteSetup { options, memory_servers, server, .. } = dex(provider, caches()[1]);
     let server = MemoryServerConfig { pool_bytes, ..server };
-    Setup { provider, options, memory_servers, server }
+    SuiteSetup { provider, options, memory_servers, server }
 }
 
 /// Lengths around each limit: of short values, of references, of leaves, of pieces, of messages.
@@ -249,7 +252,7 @@ fn a_compute_server_answers_with_values_of_all_lengths() {
 #[derive(Debug, Default)]
 struct Kept(RefCell<BTreeMap<usize, Told>>);
 
-impl Clients<Small> for Kept {
+impl ServedClients<Small> for Kept {
     type Reply = usize;
 
     fn begin(&self, _ask: &Ask, _reply: &usize) -> bool {
@@ -390,7 +393,10 @@ fn bulk_loads() {
         assert_eq!(blocks.usage().blocks_in_use, 0);
         let mut too_long = records.clone();
         too_long.push((vec![250], vec![0; MAX_VALUE_BYTES + 1]));
-        assert!(matches!(load(too_long).await, Err(IndexError::TooLong(TooLong::Value { .. }))));
+        assert!(matches!(
+            load(too_long).await,
+            Err(IndexError::TooLong(LengthError::Value { .. }))
+        ));
         assert_eq!(blocks.usage().blocks_in_use, 0);
         assert!(blocks.usage().chunk_bytes > 0, "some blocks had been written");
 

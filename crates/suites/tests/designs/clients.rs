@@ -5,7 +5,7 @@ use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
 use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Layout;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
@@ -15,9 +15,9 @@ pub(crate) fn setup<P: Provider, O>(
     memory_servers: u16,
     pool_bytes: usize,
     options: O,
-) -> Setup<'_, P, O> {
+) -> SuiteSetup<'_, P, O> {
     let server = MemoryServerConfig { pool_bytes, ..Default::default() };
-    Setup { provider, options, memory_servers, server }
+    SuiteSetup { provider, options, memory_servers, server }
 }
 
 /// The cost of an operation, from the counters.

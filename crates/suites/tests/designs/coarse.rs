@@ -12,7 +12,7 @@ use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_pool::wire::{
     PoolRequest, Refusal, Reply, Request, SCAN_REPLY_RECORDS, TreeRequest, TreeShare,
 };
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_trees::coarse::{Coarse, CoarseIndex, CoarseOptions, Partitioning};
 
 fn range(servers: u64) -> CoarseOptions<u64> {
@@ -24,9 +24,9 @@ fn setup(
     provider: &LocalConfig,
     servers: u16,
     pool_bytes: usize,
-) -> Setup<'_, LocalConfig, CoarseOptions<u64>> {
+) -> SuiteSetup<'_, LocalConfig, CoarseOptions<u64>> {
     let server = MemoryServerConfig { pool_bytes, chunk_bytes: 1 << 14, ..Default::default() };
-    Setup { provider, options: range(servers.into()), memory_servers: servers, server }
+    SuiteSetup { provider, options: range(servers.into()), memory_servers: servers, server }
 }
 
 async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> CoarseIndex<F, L> {

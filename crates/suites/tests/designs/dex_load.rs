@@ -7,7 +7,7 @@ use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{Design, RangeIndex, ScanResult};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use std::cell::Cell;
 
 /// A thread that writes back by age latches a node for a moment. If a compute server dropped its
@@ -21,7 +21,7 @@ fn a_latch_held_for_a_moment_does_not_undo_a_load() {
         let options = DexOptions::with_boundaries(vec![], CacheOptions::default());
         let server = MemoryServerConfig { pool_bytes: 8 << 20, ..Default::default() };
         let setup =
-            Setup { provider: &provider, options: options.clone(), memory_servers: 1, server };
+            SuiteSetup { provider: &provider, options: options.clone(), memory_servers: 1, server };
         let cluster = setup.with_index::<Fixed8, Dex>();
         let pool = <Dex as Design<Fixed8>>::compute(&options).unwrap();
         let pool = &pool;

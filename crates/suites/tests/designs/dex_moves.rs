@@ -10,7 +10,7 @@ use farleaf_fabric::{Cluster, Provider, ServerId};
 use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use std::sync::Arc;
 
 /// Half of a compute server's cache, all of it dirty, moves to a new server. With 64 WRITEs in
@@ -30,7 +30,8 @@ fn sixteen_mebibytes_of_dirty_pages_move_in_milliseconds() {
         ..DexOptions::with_boundaries(vec![], cache)
     };
     let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options: options.clone(), memory_servers: 2, server };
+    let setup =
+        SuiteSetup { provider: &provider, options: options.clone(), memory_servers: 2, server };
     let cluster = setup.with_index::<Fixed8, Dex>();
     let pool = <Dex as Design<Fixed8>>::compute(&options).unwrap();
     let pool = &pool;

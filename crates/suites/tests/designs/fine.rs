@@ -14,7 +14,7 @@ use farleaf_page::rules::KnownRule;
 use farleaf_page::{Fixed8, Layout};
 use farleaf_pool::remote::{Backoff, GRACE_NS};
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::{self, Beside, Setup};
+use farleaf_suites::conformance::{self, SuiteBackground, SuiteSetup};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineIndex, FineOptions};
 use std::collections::BTreeMap;
@@ -188,8 +188,12 @@ fn a_pool_belongs_to_one_design() {
         assert!(<Coarse as Design<Fixed8>>::open(fabric, &()).await.is_err());
     });
     let server = MemoryServerConfig { pool_bytes: 4 << 20, ..Default::default() };
-    let coarse =
-        Setup { provider: &provider, options: coarse_options.clone(), memory_servers: 2, server };
+    let coarse = SuiteSetup {
+        provider: &provider,
+        options: coarse_options.clone(),
+        memory_servers: 2,
+        server,
+    };
     coarse.with_index::<Fixed8, Coarse>().run_one(|fabric| async move {
         let created = <Fine as Design<Fixed8>>::create(&fabric, &FineOptions::default()).await;
         assert!(matches!(created, Err(IndexError::Refused { .. })), "{created:?}");
@@ -385,7 +389,7 @@ fn concurrent_owners(config: SimConfig) {
     let provider = SimConfig { give_up_after_ns: 2_000_000_000, ..config };
     let options = FineOptions { chunk_nodes_log2: 4, leaves_per_head: 3, ..FineOptions::default() };
     let setup = setup(&provider, 3, 16 << 20, options);
-    conformance::concurrent_owners::<Tiny, Fine, _>(&setup, &Beside::nothing());
+    conformance::concurrent_owners::<Tiny, Fine, _>(&setup, &SuiteBackground::nothing());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use farleaf_fabric::sim::{Faults, Outage, SimCluster, SimConfig, Slow, Verb};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider, ServerId};
 use farleaf_page::Fixed8;
-use farleaf_pool::remote::{FreshWriter, Image, PageClient, RemoteError};
+use farleaf_pool::remote::{FreshWriter, PageClient, PageImage, RemoteError};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 
 type Tiny = Fixed8<16>;
@@ -19,8 +19,8 @@ fn start(faults: Faults) -> SimCluster<MemoryServer<Tiny>> {
     SimConfig { faults, ..SimConfig::default() }.start(vec![server])
 }
 
-fn leaf(at: GlobalAddr) -> Image<Tiny> {
-    let image = Image::<Tiny>::empty();
+fn leaf(at: GlobalAddr) -> PageImage<Tiny> {
+    let image = PageImage::<Tiny>::empty();
     image.page().format_empty(at, 0, &0, None);
     image
 }

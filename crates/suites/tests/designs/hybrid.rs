@@ -12,7 +12,7 @@ use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::{Fixed8, Layout};
 use farleaf_pool::remote::GRACE_NS;
 use farleaf_pool::server::MemoryServerConfig;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
 use farleaf_trees::hybrid::{Hybrid, HybridIndex, HybridOptions};
@@ -25,12 +25,12 @@ fn setup<P: Provider>(
     servers: u16,
     pool_bytes: usize,
     keys: u64,
-) -> Setup<'_, P, HybridOptions<u64>> {
+) -> SuiteSetup<'_, P, HybridOptions<u64>> {
     let server = MemoryServerConfig { pool_bytes, chunk_bytes: 1 << 12, ..Default::default() };
     let boundaries = (1..u64::from(servers)).map(|n| keys / u64::from(servers) * n).collect();
     let options =
         HybridOptions { chunk_nodes_log2: 2, ..HybridOptions::with_boundaries(boundaries) };
-    Setup { provider, options, memory_servers: servers, server }
+    SuiteSetup { provider, options, memory_servers: servers, server }
 }
 
 async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(fabric: F) -> HybridIndex<F, L> {
@@ -189,7 +189,7 @@ fn a_pool_belongs_to_one_design() {
         assert!(matches!(opened, Err(IndexError::BadPool { .. })), "{:?}", opened.err());
     });
     let server = MemoryServerConfig { pool_bytes: 4 << 20, ..Default::default() };
-    let coarse = Setup {
+    let coarse = SuiteSetup {
         provider: &provider,
         options: coarse_options.clone(),
         memory_servers: 2,

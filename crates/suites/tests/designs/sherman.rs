@@ -9,10 +9,10 @@ use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, GlobalAddr};
 use farleaf_index::{Design, EditAction, IndexAdmin, IndexError, LeafEdit, RangeIndex, ScanResult};
 use farleaf_page::{DesignId, Entries8, Fixed8, Layout};
-use farleaf_pool::remote::{Pointer, ROOT_SERVER};
+use farleaf_pool::remote::{ROOT_SERVER, TimedPointer};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::Refusal;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_trees::sherman::{
     PSherman, PShermanOptions, Sherman, ShermanCompute, ShermanIndex, ShermanOptions,
 };
@@ -334,7 +334,7 @@ fn a_lock_on_the_inner_root_neither_stays_nor_blocks() {
         let one = open::<_, Tiny>(fabric.clone(), &computes[0]).await;
         let other = open::<_, Tiny>(fabric.clone(), &computes[1]).await;
         let root = root(&one).await;
-        let read = async || one.pages().read(Pointer::fixed(root)).await.unwrap();
+        let read = async || one.pages().read(TimedPointer::fixed(root)).await.unwrap();
         for key in 0..3 {
             one.insert(&key, &key).await.unwrap();
         }
@@ -468,7 +468,7 @@ fn divided(boundaries: Vec<u64>) -> PShermanOptions<u64> {
 fn a_divided_index_belongs_to_one_compute_side() {
     let provider = SimConfig::default();
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
-    let setup_divided = Setup {
+    let setup_divided = SuiteSetup {
         provider: &provider,
         options: divided(vec![100]),
         memory_servers: 2,
@@ -505,7 +505,7 @@ fn a_turn_in_doubt_is_not_passed_on() {
         let provider = SimConfig { seed: ns, ..SimConfig::default() };
         let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };
         let options = divided(vec![1 << 40]);
-        let setup = Setup { provider: &provider, options, memory_servers: 2, server };
+        let setup = SuiteSetup { provider: &provider, options, memory_servers: 2, server };
         let cluster = setup.with_index::<Tiny, PSherman>();
         let compute = &<PSherman as Design<Tiny>>::compute(&setup.options).unwrap();
         let doubted = &Mutex::new(false);

@@ -12,7 +12,7 @@ use farleaf_page::{Bytes, DesignId, Fixed8, RadixChild, RadixSlot};
 use farleaf_pool::remote::{ENDLESS, Leases, RpcClient};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::Refusal;
-use farleaf_suites::conformance::Setup;
+use farleaf_suites::conformance::SuiteSetup;
 use farleaf_trees::smart::{PSmart, PSmartOptions, Smart, SmartCompute, SmartIndex, SmartOptions};
 use futures_util::future::join_all;
 
@@ -590,7 +590,7 @@ fn operations_on_byte_strings_cost_what_the_design_says() {
     type Strings = Bytes<128>;
     let (provider, options) = (SimConfig::default(), SmartOptions::default());
     let server = MemoryServerConfig { pool_bytes: 32 << 20, ..Default::default() };
-    let setup = Setup { provider: &provider, options, memory_servers: 3, server };
+    let setup = SuiteSetup { provider: &provider, options, memory_servers: 3, server };
     let cluster = setup.with_index::<Strings, Smart>();
     let compute = &<Smart as Design<Strings>>::compute(&options).unwrap();
     cluster.run_one(|fabric| async move {

@@ -3,7 +3,7 @@
 
 use super::CoarseIndex;
 use farleaf_fabric::{Fabric, ServerId};
-use farleaf_index::{Ascending, IndexError, check_fill};
+use farleaf_index::{AscendingCheck, IndexError, check_fill};
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
 use farleaf_pool::wire::{RecordRoom, Reply, Request, TreeRequest};
 
@@ -64,7 +64,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     ) -> Result<u64, IndexError> {
         let mut batches: Vec<LoadBatch<L>> =
             self.map.servers().map(|_| LoadBatch::default()).collect();
-        let mut order = Ascending::<L>::default();
+        let mut order = AscendingCheck::<L>::default();
         for record in source {
             let (key, value) = record?;
             order.take(&key, &value)?;

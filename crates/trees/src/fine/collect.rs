@@ -21,8 +21,8 @@ use crate::one_sided::{
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
-use farleaf_page::{Layout, MAX_LEVEL, OwnedKey, Probe, are_too_empty};
-use farleaf_pool::remote::{Image, Miss, PageChange, PageCopy, RemoteError};
+use farleaf_page::{DescentProbe, Layout, MAX_LEVEL, OwnedKey, are_too_empty};
+use farleaf_pool::remote::{MissCause, PageChange, PageCopy, PageImage, RemoteError};
 
 /// Maximum number of passes of a collection. Each pass empties one more level.
 const MAX_PASSES: u32 = 2 * MAX_LEVEL as u32;
@@ -82,7 +82,7 @@ impl<F: Fabric, L: Layout> JoinPair for FineIndex<F, L> {
         &self.tree
     }
 
-    async fn join_pair(&self, parent: &PageCopy<L>, slot: usize) -> Result<bool, Miss> {
+    async fn join_pair(&self, parent: &PageCopy<L>, slot: usize) -> Result<bool, MissCause> {
         let Some([left, right]) = sparse_pair(self, parent, slot).await? else { return Ok(false) };
         let joined = self.join(parent, slot, &left, &right).await?;
         Ok(!matches!(joined, CollectOutcome::Untouched))
@@ -97,7 +97,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         level: u8,
         key: &L::Key,
         merged: &mut u64,
-    ) -> Result<Option<Option<OwnedKey<L>>>, Miss> {
+    ) -> Result<Option<Option<OwnedKey<L>>>, MissCause> {
         let root = self.tree.pages.read(self.tree.root_pointer()).await?;
         if root.page().level() <= level {
             return Ok(None);
@@ -113,21 +113,21 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         level: u8,
         key: &L::Key,
         merged: &mut u64,
-    ) -> Result<Option<OwnedKey<L>>, Miss> {
-        let parent = self.tree.descend(Probe::At(key), level + 1).await?;
+    ) -> Result<Option<OwnedKey<L>>, MissCause> {
+        let parent = self.tree.descend(DescentProbe::At(key), level + 1).await?;
         let count = parent.page().count();
-        let first = L::inner_slot(parent.page(), Probe::At(key));
+        let first = L::inner_slot(parent.page(), DescentProbe::At(key));
         let mut left: Option<PageCopy<L>> = None;
         for start in (first..count).step_by(CHILDREN_AHEAD) {
             let slots = start..(start + CHILDREN_AHEAD).min(count);
             let child = |slot| parent.pointer(L::inner_child(parent.page(), slot));
             let posted = slots.clone().map(|slot| self.tree.pages.post_together(child(slot)));
-            let posted: Vec<_> = posted.collect::<Result<_, Miss>>()?;
+            let posted: Vec<_> = posted.collect::<Result<_, MissCause>>()?;
             for (slot, read) in slots.zip(posted) {
                 let mut copy = self.tree.pages.finish_read(read).await?;
                 self.tree.pages.fabric().charge(Work::VisitNode).await;
                 if copy.page().level() != level {
-                    return Err(Miss::Restart);
+                    return Err(MissCause::Restart);
                 }
                 if level == 0 && copy.page().deleted_count() > 0 {
                     compact(&self.tree.pages, &copy).await?;
@@ -159,7 +159,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         slot: usize,
         left: &PageCopy<L>,
         right: &PageCopy<L>,
-    ) -> Result<CollectOutcome<OwnedKey<L>>, Miss> {
+    ) -> Result<CollectOutcome<OwnedKey<L>>, MissCause> {
         let unknown = left.page().sibling() != right.at();
         if unknown && !self.tree.pages.fabric().breaks(rules::NEIGHBOURS_ONLY) {
             return self.remove_head_between(left, right).await;
@@ -177,7 +177,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         &self,
         left: &PageCopy<L>,
         right: &PageCopy<L>,
-    ) -> Result<CollectOutcome<OwnedKey<L>>, Miss> {
+    ) -> Result<CollectOutcome<OwnedKey<L>>, MissCause> {
         let between = self.tree.pages.read(left.pointer(left.page().sibling())).await?;
         let page = between.page();
         if !page.is_head() || page.sibling() != right.at() {
@@ -185,7 +185,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         }
         self.remove_head(left, &between).await?;
         // The head is gone as intended, but the copies are outdated now.
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// Removes the head behind `leaf` from the chain.
@@ -193,8 +193,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         &self,
         leaf: &PageCopy<L>,
         head: &PageCopy<L>,
-    ) -> Result<(), Miss> {
-        let (before, gone) = (Image::of(leaf.page()), Image::of(head.page()));
+    ) -> Result<(), MissCause> {
+        let (before, gone) = (PageImage::of(leaf.page()), PageImage::of(head.page()));
         before.page().set_sibling(head.page().sibling());
         gone.page().set_dead();
         let [leaf_lock, head_lock] = lock_all(&self.tree.pages, [leaf, head]).await?;
@@ -207,7 +207,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
 
     /// Collects the root at the end of a pass: compacts it if it is a leaf, or moves the content of
     /// an only child into it. Returns whether it did the latter.
-    async fn collect_root(&self) -> Result<bool, Miss> {
+    async fn collect_root(&self) -> Result<bool, MissCause> {
         let root = self.tree.pages.read(self.tree.root_pointer()).await?;
         self.tree.set_root_level(root.page().level());
         if root.page().level() == 0 {
@@ -226,7 +226,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         if split && !self.tree.pages.fabric().breaks(rules::WHOLE_CHILD_ONLY) {
             return Ok(false);
         }
-        let (top, gone) = (Image::of(root.page()), Image::of(child.page()));
+        let (top, gone) = (PageImage::of(root.page()), PageImage::of(child.page()));
         top.page().copy_content(child.page());
         gone.page().set_dead();
         let [root_lock, child_lock] = lock_all(&self.tree.pages, [&root, &child]).await?;

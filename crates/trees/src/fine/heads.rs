@@ -5,14 +5,14 @@
 use super::FineIndex;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
-use farleaf_page::{Layout, OwnedKey, Probe};
-use farleaf_pool::remote::{Image, Miss, PageChange, PageCopy, head_image, head_leaves};
+use farleaf_page::{DescentProbe, Layout, OwnedKey};
+use farleaf_pool::remote::{MissCause, PageChange, PageCopy, PageImage, head_image, head_leaves};
 
 /// Leaves, each with its low key and address.
 type Leaves<K> = Vec<(K, GlobalAddr)>;
 
 /// What a walk has learned about the last head.
-struct Since {
+struct HeadWalk {
     /// The leaves passed since then.
     leaves: usize,
     /// How many leaves the head has room for, if known.
@@ -27,7 +27,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             return Ok(());
         }
         let mut key = Some(L::min_key());
-        let mut since = Since { leaves: 0, listed: head_leaves::<L>() };
+        let mut since = HeadWalk { leaves: 0, listed: head_leaves::<L>() };
         while let Some(from) = key {
             let mut from = from;
             key = self
@@ -55,14 +55,14 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
     async fn refresh_below(
         &self,
         key: &mut OwnedKey<L>,
-        since: &mut Since,
-    ) -> Result<Option<OwnedKey<L>>, Miss> {
+        since: &mut HeadWalk,
+    ) -> Result<Option<OwnedKey<L>>, MissCause> {
         let root = self.tree.pages.read(self.tree.root_pointer()).await?;
         if root.page().level() == 0 {
             return Ok(None);
         }
         drop(root);
-        let parent = self.tree.descend(Probe::At(L::key(key)), 1).await?;
+        let parent = self.tree.descend(DescentProbe::At(L::key(key)), 1).await?;
         let mut children = Self::children(&parent, 0);
         let own = children.len();
         let next_parent = parent.page().sibling();
@@ -73,7 +73,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
             }
         }
         let usual = usize::from(self.options.leaves_per_head).min(head_leaves::<L>());
-        for number in L::inner_slot(parent.page(), Probe::At(L::key(key)))..own {
+        for number in L::inner_slot(parent.page(), DescentProbe::At(L::key(key)))..own {
             // The list after the last leaf of the last parent would be empty.
             let following = &children[number + 1..];
             let listed = &following[..following.len().min(usual)];
@@ -91,8 +91,8 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
                 self.refresh_head(&leaf, listed, wanted).await?;
             }
             *since = match wanted {
-                true => Since { leaves: 0, listed: room_for::<L>(listed) },
-                false => Since { leaves, ..*since },
+                true => HeadWalk { leaves: 0, listed: room_for::<L>(listed) },
+                false => HeadWalk { leaves, ..*since },
             };
             if let Some((low, _)) = children[..own].get(number + 1) {
                 *key = low.clone();
@@ -105,7 +105,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         &self,
         leaf: &PageCopy<L>,
         listed: &[(OwnedKey<L>, GlobalAddr)],
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         if L::high(leaf.page()).as_ref() != listed.first().map(|(low, _)| low) {
             return Ok(());
         }
@@ -119,12 +119,12 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
                 self.tree.pages.release(locked).await;
                 return Err(error.into());
             }
-            let linked = Image::of(leaf.page());
+            let linked = PageImage::of(leaf.page());
             linked.page().set_sibling(at);
             Ok(self.tree.pages.commit(PageChange::new(locked, leaf, linked)).await?)
         }
         .await;
-        if let Err(Miss::Restart) = outcome {
+        if let Err(MissCause::Restart) = outcome {
             self.tree.pages.give_back_unseen(at);
         }
         outcome
@@ -137,7 +137,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         leaf: &PageCopy<L>,
         listed: &[(OwnedKey<L>, GlobalAddr)],
         wanted: bool,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         let head = self.tree.pages.read(leaf.pointer(leaf.page().sibling())).await?;
         if !head.page().is_head() {
             return Ok(());
@@ -159,7 +159,7 @@ impl<F: Fabric, L: Layout> FineIndex<F, L> {
         if page.count() == count && (0..count).all(same) {
             return Ok(());
         }
-        let image = Image::of(page);
+        let image = PageImage::of(page);
         image.page().copy_content(wanted.page());
         self.tree.pages.replace(&head, image).await
     }

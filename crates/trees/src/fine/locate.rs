@@ -10,8 +10,8 @@ use super::FineIndex;
 use crate::one_sided::{LeafLocator, tidy_path};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::{IndexError, ScanResult};
-use farleaf_page::{Layout, OverflowEntry, OwnedKey, OwnedValue, Probe};
-use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
+use farleaf_page::{DescentProbe, Layout, OverflowEntry, OwnedKey, OwnedValue};
+use farleaf_pool::remote::{LeafStream, MissCause, PageClient, PageCopy, TimedPointer};
 use std::borrow::Borrow;
 
 impl<F: Fabric, L: Layout> LeafLocator for FineIndex<F, L> {
@@ -23,15 +23,15 @@ impl<F: Fabric, L: Layout> LeafLocator for FineIndex<F, L> {
         &self.tree.pages
     }
 
-    async fn find(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
+    async fn find(&self, probe: DescentProbe<'_, L::Key>) -> Result<PageCopy<L>, MissCause> {
         self.tree.descend(probe, 0).await
     }
 
     async fn find_from(
         &self,
-        from: Pointer,
-        probe: Probe<'_, L::Key>,
-    ) -> Result<PageCopy<L>, Miss> {
+        from: TimedPointer,
+        probe: DescentProbe<'_, L::Key>,
+    ) -> Result<PageCopy<L>, MissCause> {
         self.tree.walk(from, probe, 0).await
     }
 
@@ -44,7 +44,7 @@ impl<F: Fabric, L: Layout> LeafLocator for FineIndex<F, L> {
         self.tree.get_together(keys, |_| root, |_, _, _| ()).await
     }
 
-    async fn emptied(&self, key: &L::Key) -> Result<(), Miss> {
+    async fn emptied(&self, key: &L::Key) -> Result<(), MissCause> {
         tidy_path(self, key).await?;
         Ok(self.tree.pages.share_many_free_nodes().await?)
     }
@@ -54,7 +54,7 @@ impl<F: Fabric, L: Layout> LeafLocator for FineIndex<F, L> {
         full: &PageCopy<L>,
         entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         self.tree.split_leaf(full, entry, spare).await
     }
 
@@ -64,16 +64,16 @@ impl<F: Fabric, L: Layout> LeafLocator for FineIndex<F, L> {
         scan: &ScanResult<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
-    ) -> Result<(Option<PageCopy<L>>, ()), Miss> {
+    ) -> Result<(Option<PageCopy<L>>, ()), MissCause> {
         if self.tree.root_level() == 0 {
-            let leaf = self.tree.descend(Probe::At(start), 0).await?;
+            let leaf = self.tree.descend(DescentProbe::At(start), 0).await?;
             if self.tree.root_level() == 0 {
                 return Ok((Some(leaf), ()));
             }
         }
-        let parent = self.tree.descend(Probe::At(start), 1).await?;
+        let parent = self.tree.descend(DescentProbe::At(start), 1).await?;
         let page = parent.page();
-        let slot = L::inner_slot(page, Probe::At(start));
+        let slot = L::inner_slot(page, DescentProbe::At(start));
         for next in slot..page.count() {
             let beyond =
                 next > slot && (next - slot > window || scan.is_above(&L::inner_key(page, next)));
@@ -98,9 +98,9 @@ impl<F: Fabric, L: Layout> LeafLocator for FineIndex<F, L> {
 
     async fn locate_down(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         window: usize,
-    ) -> Result<Vec<(OwnedKey<L>, Pointer)>, Miss> {
+    ) -> Result<Vec<(OwnedKey<L>, TimedPointer)>, MissCause> {
         if self.tree.root_level() == 0 {
             // The only leaf is the root. If the root has grown meanwhile, the scan rejects the
             // page.

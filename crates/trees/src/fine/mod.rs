@@ -29,7 +29,7 @@ use crate::one_sided::BlinkTree;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::{Design, IndexError};
 use farleaf_page::{DesignId, Layout};
-use farleaf_pool::remote::{Image, PageClient, RpcClient};
+use farleaf_pool::remote::{PageClient, PageImage, RpcClient};
 
 /// The fine-grained design.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,7 +44,7 @@ impl<L: Layout> Design<L> for Fine {
     async fn create<F: Fabric>(fabric: &F, options: &FineOptions) -> Result<(), IndexError> {
         let pages = PageClient::<F, L>::new(fabric.clone(), options.chunk_bytes());
         let make = async |roots: &[GlobalAddr]| {
-            let image = Image::<L>::empty();
+            let image = PageImage::<L>::empty();
             image.page().format_empty(roots[0], 0, L::key(&L::min_key()), None);
             Ok::<_, IndexError>(vec![image])
         };

@@ -14,12 +14,12 @@
 //! leaves the two leaves alone. Leaves of different shares are never joined.
 
 use super::HybridIndex;
-use crate::one_sided::{Collect, CollectCursor, Joined, LeafLocator, compact, join, lock_all};
+use crate::one_sided::{Collect, CollectCursor, JoinedNodes, LeafLocator, compact, join, lock_all};
 use farleaf_fabric::{Fabric, ServerId, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
-use farleaf_page::{EditAction, Layout, LeafEdit, OwnedKey, Probe, are_too_empty};
-use farleaf_pool::remote::{Miss, PageChange, PageCopy, RemoteError};
+use farleaf_page::{DescentProbe, EditAction, Layout, LeafEdit, OwnedKey, are_too_empty};
+use farleaf_pool::remote::{MissCause, PageChange, PageCopy, RemoteError};
 use farleaf_pool::wire::{AskEdit, Reply, TreeRequest};
 use std::ops::Bound;
 
@@ -68,20 +68,21 @@ impl<F: Fabric, L: Layout> Collect for HybridIndex<F, L> {
 impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     /// Collects the leaf of `key` and the leaves after it that the server names in the same reply.
     /// Returns where to continue. `key` records the progress of an attempt.
-    async fn collect_from(&self, key: &mut OwnedKey<L>) -> Result<Option<OwnedKey<L>>, Miss> {
-        let server = self.server_of(Probe::At(L::key(key)));
+    async fn collect_from(&self, key: &mut OwnedKey<L>) -> Result<Option<OwnedKey<L>>, MissCause> {
+        let server = self.server_of(DescentProbe::At(L::key(key)));
         let start = Bound::Excluded(key.clone());
         let asked = self.post(server, start, Bound::Unbounded, false, LEAVES_AHEAD);
-        let mut left = self.find(Probe::At(L::key(key))).await?;
+        let mut left = self.find(DescentProbe::At(L::key(key))).await?;
         let named = self.finish(asked).await?;
         self.compact(&mut left).await?;
         let post = |(low, pointer)| Ok((low, self.pages.post_together(pointer)?));
-        let posted: Vec<_> = named.leaves.into_iter().map(post).collect::<Result<_, Miss>>()?;
+        let posted: Vec<_> =
+            named.leaves.into_iter().map(post).collect::<Result<_, MissCause>>()?;
         for (low, read) in posted {
             let mut right = self.pages.finish_read(read).await?;
             self.pages.fabric().charge(Work::VisitNode).await;
             if right.page().level() != 0 || L::low(right.page()) != low {
-                return Err(Miss::Restart);
+                return Err(MissCause::Restart);
             }
             self.compact(&mut right).await?;
             // The server may not know a leaf between the two. In that case both stay unchanged.
@@ -105,15 +106,15 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
 
     /// Joins the leaf of `key`, which a removal has emptied, with the leaf before it. The first
     /// leaf of a share stays.
-    pub(super) async fn join_emptied(&self, key: &L::Key) -> Result<(), Miss> {
+    pub(super) async fn join_emptied(&self, key: &L::Key) -> Result<(), MissCause> {
         self.install_pending().await;
-        let right = self.find(Probe::At(key)).await?;
+        let right = self.find(DescentProbe::At(key)).await?;
         let low = L::low(right.page());
-        let server = self.server_of(Probe::At(key));
+        let server = self.server_of(DescentProbe::At(key));
         if low == self.part(server).low {
             return Ok(());
         }
-        let left = self.find(Probe::Before(L::key(&low))).await?;
+        let left = self.find(DescentProbe::Before(L::key(&low))).await?;
         let are_neighbours = left.page().sibling() == right.at()
             || self.pages.fabric().breaks(rules::NEIGHBOURS_ONLY);
         if are_neighbours && are_too_empty(left.page(), right.page()) {
@@ -123,7 +124,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     }
 
     /// Removes deleted records from a leaf, and rereads it if there were any.
-    async fn compact(&self, leaf: &mut PageCopy<L>) -> Result<(), Miss> {
+    async fn compact(&self, leaf: &mut PageCopy<L>) -> Result<(), MissCause> {
         if leaf.page().deleted_count() == 0 {
             return Ok(());
         }
@@ -139,9 +140,9 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         server: ServerId,
         left: &PageCopy<L>,
         right: &PageCopy<L>,
-    ) -> Result<bool, Miss> {
+    ) -> Result<bool, MissCause> {
         let begins = L::low(right.page());
-        let Some(Joined { left: lower, right: upper, separator, left_loses }) =
+        let Some(JoinedNodes { left: lower, right: upper, separator, left_loses }) =
             join(&self.pages, left.page(), right.page(), |_| true)
         else {
             return Ok(false);

@@ -8,10 +8,10 @@
 
 use super::{HybridIndex, HybridShare, empty_leaf};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId, Uncertainty};
-use farleaf_index::{Ascending, IndexError, check_fill};
-use farleaf_page::{Layout, OwnedKey, OwnedValue, Probe, filled_weight};
+use farleaf_index::{AscendingCheck, IndexError, check_fill};
+use farleaf_page::{DescentProbe, Layout, OwnedKey, OwnedValue, filled_weight};
 use farleaf_pool::remote::{
-    FreshNode, FreshWriter, Image, Miss, PageChange, PageCopy, RemoteError,
+    FreshNode, FreshWriter, MissCause, PageChange, PageCopy, PageImage, RemoteError,
 };
 use farleaf_pool::wire::{RecordRoom, Refusal, TreeRequest};
 
@@ -22,7 +22,7 @@ const BATCH_RECORDS: usize = 2048;
 struct OpenLeaf<F: Fabric, L: Layout> {
     share: usize,
     node: Option<FreshNode<F>>,
-    image: Image<L>,
+    image: PageImage<L>,
     filling: L::Filling,
 }
 
@@ -37,7 +37,7 @@ struct HybridLoad<'a, F: Fabric, L: Layout> {
     number: u64,
     open: Option<OpenLeaf<F, L>>,
     /// The new content of the first leaves, by share.
-    firsts: Vec<(usize, Image<L>)>,
+    firsts: Vec<(usize, PageImage<L>)>,
     /// The low ends and addresses of leaves of the current share that have not been sent to its
     /// server yet.
     batch: Vec<(OwnedKey<L>, OwnedValue<L>)>,
@@ -53,7 +53,7 @@ impl<'a, F: Fabric, L: Layout> HybridLoad<'a, F, L> {
     }
 
     async fn append(&mut self, key: &L::Key, value: &L::Value) -> Result<(), RemoteError> {
-        let share = self.index.server_of(Probe::At(key)).index();
+        let share = self.index.server_of(DescentProbe::At(key)).index();
         match &self.open {
             Some(open) if open.share == share => {
                 // A leaf that begins with the last record of the previous one may have no room for
@@ -109,7 +109,7 @@ impl<'a, F: Fabric, L: Layout> HybridLoad<'a, F, L> {
     /// record.
     async fn open_next(
         &mut self,
-        (share, before, content): (usize, Option<FreshNode<F>>, Image<L>),
+        (share, before, content): (usize, Option<FreshNode<F>>, PageImage<L>),
         low: OwnedKey<L>,
         back: Option<(OwnedKey<L>, OwnedValue<L>)>,
     ) -> Result<(), RemoteError> {
@@ -140,7 +140,7 @@ impl<'a, F: Fabric, L: Layout> HybridLoad<'a, F, L> {
         &mut self,
         share: usize,
         node: Option<FreshNode<F>>,
-        image: Image<L>,
+        image: PageImage<L>,
     ) -> Result<(), RemoteError> {
         match node {
             Some(node) => self.writer.write(node, image).await?,
@@ -265,7 +265,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         };
         let mut is_shown = false;
         let outcome = async {
-            let mut order = Ascending::<L>::default();
+            let mut order = AscendingCheck::<L>::default();
             for record in source {
                 let (key, value) = record?;
                 order.take(&key, &value)?;
@@ -297,7 +297,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     }
 
     /// Checks that a share is in its initial state: a single, empty leaf, which is returned.
-    async fn check_empty(&self, share: usize) -> Result<PageCopy<L>, Miss> {
+    async fn check_empty(&self, share: usize) -> Result<PageCopy<L>, MissCause> {
         let server = ServerId::new(share as u16);
         let first = self.pages.read(self.first_of(server)).await?;
         if first.page().live_count() == 0 && L::high(first.page()) == self.part(server).high {
@@ -306,13 +306,13 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         Err(RemoteError::Refused { server, refusal: Refusal::NotEmpty }.into())
     }
 
-    async fn show_first(&self, share: usize, image: &Image<L>) -> Result<(), Miss> {
+    async fn show_first(&self, share: usize, image: &PageImage<L>) -> Result<(), MissCause> {
         let first = self.check_empty(share).await?;
         self.replace(&first, image).await
     }
 
     /// Restores the first leaf of a share to its content before the load.
-    async fn hide_first(&self, share: usize) -> Result<(), Miss> {
+    async fn hide_first(&self, share: usize) -> Result<(), MissCause> {
         let HybridShare { low, high, first } = &self.parts[share];
         let next = self.parts.get(share + 1).map_or(GlobalAddr::NULL, |part| part.first);
         let empty = empty_leaf::<L>(*first, L::key(low), high.as_ref().map(L::key), next);
@@ -321,9 +321,9 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     }
 
     /// Replaces the content of a leaf if it still equals the copy.
-    async fn replace(&self, leaf: &PageCopy<L>, image: &Image<L>) -> Result<(), Miss> {
+    async fn replace(&self, leaf: &PageCopy<L>, image: &PageImage<L>) -> Result<(), MissCause> {
         let locked = self.pages.lock(leaf).await?;
-        let content = Image::<L>::of(leaf.page());
+        let content = PageImage::<L>::of(leaf.page());
         content.page().copy_content(image.page());
         Ok(self.pages.commit(PageChange::new(locked, leaf, content)).await?)
     }

@@ -8,8 +8,10 @@ use super::{HybridIndex, HybridShare};
 use crate::one_sided::LeafLocator;
 use farleaf_fabric::{Fabric, GlobalAddr, Message, ServerId, Work};
 use farleaf_index::{IndexError, ScanResult};
-use farleaf_page::{Layout, OverflowEntry, OwnedKey, OwnedValue, Probe, WalkStep, step};
-use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer, RemoteError};
+use farleaf_page::{DescentProbe, Layout, OverflowEntry, OwnedKey, OwnedValue, WalkStep, step};
+use farleaf_pool::remote::{
+    LeafStream, MissCause, PageClient, PageCopy, RemoteError, TimedPointer,
+};
 use farleaf_pool::wire::{Reply, Request, TreeRequest};
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,7 +23,7 @@ const WINDOWS_AHEAD: usize = 4;
 
 /// Leaves named by a server, each with its low key.
 pub(super) struct NamedLeaves<K> {
-    pub(super) leaves: Vec<(K, Pointer)>,
+    pub(super) leaves: Vec<(K, TimedPointer)>,
     /// Whether the server may have more in that direction.
     pub(super) more: bool,
 }
@@ -37,11 +39,11 @@ pub(super) struct PostedRequest<F: Fabric, L: Layout> {
 
 impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     /// The memory server of the share that covers the probe.
-    pub(super) fn server_of(&self, probe: Probe<'_, L::Key>) -> ServerId {
+    pub(super) fn server_of(&self, probe: DescentProbe<'_, L::Key>) -> ServerId {
         let at_or_below = match probe {
-            Probe::At(key) => self.parts.partition_point(|part| L::key(&part.low) <= key),
-            Probe::Before(key) => self.parts.partition_point(|part| L::key(&part.low) < key),
-            Probe::Last => self.parts.len(),
+            DescentProbe::At(key) => self.parts.partition_point(|part| L::key(&part.low) <= key),
+            DescentProbe::Before(key) => self.parts.partition_point(|part| L::key(&part.low) < key),
+            DescentProbe::Last => self.parts.len(),
         };
         ServerId::new(at_or_below.saturating_sub(1) as u16)
     }
@@ -51,16 +53,20 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     }
 
     /// The first leaf of a server's share.
-    pub(super) fn first_of(&self, server: ServerId) -> Pointer {
-        Pointer::fixed(self.part(server).first)
+    pub(super) fn first_of(&self, server: ServerId) -> TimedPointer {
+        TimedPointer::fixed(self.part(server).first)
     }
 
     /// Posts the request for `limit` leaves, descending from the one that covers the probe.
-    pub(super) fn post_down(&self, probe: Probe<'_, L::Key>, limit: usize) -> PostedRequest<F, L> {
+    pub(super) fn post_down(
+        &self,
+        probe: DescentProbe<'_, L::Key>,
+        limit: usize,
+    ) -> PostedRequest<F, L> {
         let upper = match probe {
-            Probe::At(key) => Bound::Included(key.to_owned()),
-            Probe::Before(key) => Bound::Excluded(key.to_owned()),
-            Probe::Last => Bound::Unbounded,
+            DescentProbe::At(key) => Bound::Included(key.to_owned()),
+            DescentProbe::Before(key) => Bound::Excluded(key.to_owned()),
+            DescentProbe::Last => Bound::Unbounded,
         };
         self.post(self.server_of(probe), Bound::Unbounded, upper, true, limit)
     }
@@ -98,14 +104,14 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         };
         let pointer = |(low, at)| {
             let at = L::address_of_value(L::value(&at));
-            (low, Pointer { at, since_ns })
+            (low, TimedPointer { at, since_ns })
         };
         Ok(NamedLeaves { leaves: records.into_iter().map(pointer).collect(), more })
     }
 
     /// The leaf that covers the probe, according to the server: one RPC.
     #[inline]
-    async fn locate(&self, probe: Probe<'_, L::Key>) -> Result<Pointer, RemoteError> {
+    async fn locate(&self, probe: DescentProbe<'_, L::Key>) -> Result<TimedPointer, RemoteError> {
         let asked = self.post_down(probe, 1);
         let server = asked.server;
         let named = self.finish(asked).await?;
@@ -116,15 +122,15 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
 /// Leaves of a share that the server has named for an ascending scan and that have not been read
 /// yet.
 #[derive(Debug)]
-pub struct Following<K> {
-    leaves: VecDeque<Pointer>,
+pub struct FollowingLeaves<K> {
+    leaves: VecDeque<TimedPointer>,
     /// Whether the server could name more.
     more: bool,
     /// Where the share ends.
     end: Option<K>,
 }
 
-impl<K> Following<K> {
+impl<K> FollowingLeaves<K> {
     /// Posts READs until `window` are in flight: several per doorbell, whenever at most half of
     /// them are still in flight.
     fn post<F: Fabric, L: Layout>(&mut self, stream: &mut LeafStream<'_, F, L>, window: usize) {
@@ -142,7 +148,7 @@ impl<K> Following<K> {
 impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
     type Fabric = F;
     type Layout = L;
-    type Ahead = Following<OwnedKey<L>>;
+    type Ahead = FollowingLeaves<OwnedKey<L>>;
 
     fn pages(&self) -> &PageClient<F, L> {
         &self.pages
@@ -150,15 +156,15 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
 
     /// Costs one RPC and one READ.
     #[inline]
-    async fn find(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
+    async fn find(&self, probe: DescentProbe<'_, L::Key>) -> Result<PageCopy<L>, MissCause> {
         self.find_from(self.locate(probe).await?, probe).await
     }
 
     async fn find_from(
         &self,
-        from: Pointer,
-        probe: Probe<'_, L::Key>,
-    ) -> Result<PageCopy<L>, Miss> {
+        from: TimedPointer,
+        probe: DescentProbe<'_, L::Key>,
+    ) -> Result<PageCopy<L>, MissCause> {
         let mut copy = self.pages.read(from).await?;
         loop {
             self.pages.fabric().charge(Work::VisitNode).await;
@@ -166,13 +172,13 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
                 WalkStep::Here => return Ok(copy),
                 WalkStep::Right(to) => self.pages.read(copy.pointer(to)).await?,
                 // Between the reply and the READ, the leaf was merged or rebalanced.
-                WalkStep::Child(_) | WalkStep::Lost => return Err(Miss::Restart),
+                WalkStep::Child(_) | WalkStep::Lost => return Err(MissCause::Restart),
             };
             // A server that could not publish its tree knows only the first leaf, so any number of
             // steps may be right. Each must lead to the right, because the sibling may have been
             // reused.
             if L::low(next.page()) <= L::low(copy.page()) {
-                return Err(Miss::Restart);
+                return Err(MissCause::Restart);
             }
             copy = next;
         }
@@ -185,8 +191,8 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
         keys: &[Q],
     ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
         let asked: Vec<_> =
-            keys.iter().map(|key| self.post_down(Probe::At(key.borrow()), 1)).collect();
-        let mut leaves: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
+            keys.iter().map(|key| self.post_down(DescentProbe::At(key.borrow()), 1)).collect();
+        let mut leaves: BTreeMap<GlobalAddr, (TimedPointer, Vec<usize>)> = BTreeMap::new();
         for (number, asked) in asked.into_iter().enumerate() {
             let first = self.first_of(asked.server);
             let named = self.finish(asked).await?;
@@ -202,13 +208,13 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
         for (read, of) in posted {
             let copy = match self.pages.finish_read(read).await {
                 Ok(copy) => copy,
-                Err(Miss::Restart) => continue,
-                Err(Miss::Failed(error)) => return Err(error.into()),
+                Err(MissCause::Restart) => continue,
+                Err(MissCause::Failed(error)) => return Err(error.into()),
             };
             for number in of {
                 let key = &keys[number];
                 self.pages.fabric().charge(Work::VisitNode).await;
-                if step(copy.page(), Probe::At(key.borrow()), 0) == WalkStep::Here {
+                if step(copy.page(), DescentProbe::At(key.borrow()), 0) == WalkStep::Here {
                     found[number] = Some(L::leaf_get(copy.page(), key.borrow()));
                 }
             }
@@ -216,7 +222,7 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
         Ok(found)
     }
 
-    async fn emptied(&self, key: &L::Key) -> Result<(), Miss> {
+    async fn emptied(&self, key: &L::Key) -> Result<(), MissCause> {
         self.join_emptied(key).await?;
         Ok(self.pages.share_many_free_nodes().await?)
     }
@@ -226,7 +232,7 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
         full: &PageCopy<L>,
         entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         self.split_leaf(full, entry, spare).await
     }
 
@@ -236,10 +242,10 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
         scan: &ScanResult<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
-    ) -> Result<(Option<PageCopy<L>>, Following<OwnedKey<L>>), Miss> {
-        let server = self.server_of(Probe::At(start));
+    ) -> Result<(Option<PageCopy<L>>, FollowingLeaves<OwnedKey<L>>), MissCause> {
+        let server = self.server_of(DescentProbe::At(start));
         let HybridShare { low, high, .. } = self.part(server);
-        let floor = (L::key(low) != start).then(|| self.post_down(Probe::At(start), 1));
+        let floor = (L::key(low) != start).then(|| self.post_down(DescentProbe::At(start), 1));
         let batch = if window < LARGE_WINDOW { window } else { WINDOWS_AHEAD * window };
         let rest = (window > 1).then(|| {
             self.post(server, Bound::Excluded(start.to_owned()), scan.upper.clone(), false, batch)
@@ -250,7 +256,8 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
         {
             first = *pointer;
         }
-        let mut following = Following { leaves: VecDeque::new(), more: true, end: high.clone() };
+        let mut following =
+            FollowingLeaves { leaves: VecDeque::new(), more: true, end: high.clone() };
         if let Some(asked) = rest {
             let NamedLeaves { leaves, more } = self.finish(asked).await?;
             following.leaves = leaves.into_iter().map(|(_, pointer)| pointer).collect();
@@ -263,7 +270,7 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
 
     fn go_ahead(
         &self,
-        following: &mut Following<OwnedKey<L>>,
+        following: &mut FollowingLeaves<OwnedKey<L>>,
         window: usize,
         cursor: Option<&L::Key>,
         stream: &mut LeafStream<'_, F, L>,
@@ -278,9 +285,9 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
 
     async fn locate_down(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         window: usize,
-    ) -> Result<Vec<(OwnedKey<L>, Pointer)>, Miss> {
+    ) -> Result<Vec<(OwnedKey<L>, TimedPointer)>, MissCause> {
         let server = self.server_of(probe);
         let NamedLeaves { mut leaves, more } = self.finish(self.post_down(probe, window)).await?;
         if !more {

@@ -38,7 +38,7 @@ pub use options::HybridOptions;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::{Design, IndexError};
 use farleaf_page::{DesignId, Layout, OwnedKey};
-use farleaf_pool::remote::{Image, PageClient, Partitioning, RemoteError, RpcClient, ShareMap};
+use farleaf_pool::remote::{PageClient, PageImage, Partitioning, RemoteError, RpcClient, ShareMap};
 use farleaf_pool::wire::{Refusal, Reply, TreeRequest, TreeShare};
 use std::cell::RefCell;
 
@@ -129,8 +129,8 @@ fn empty_leaf<L: Layout>(
     low: &L::Key,
     high: Option<&L::Key>,
     sibling: GlobalAddr,
-) -> Image<L> {
-    let image = Image::empty();
+) -> PageImage<L> {
+    let image = PageImage::empty();
     image.page().format_empty(at, 0, low, high);
     image.page().set_sibling(sibling);
     image

@@ -2,8 +2,8 @@
 
 use super::HybridIndex;
 use farleaf_fabric::{Fabric, GlobalAddr};
-use farleaf_page::{EditAction, Layout, LeafEdit, OverflowEntry, Probe};
-use farleaf_pool::remote::{Miss, PageCopy, RemoteError};
+use farleaf_page::{DescentProbe, EditAction, Layout, LeafEdit, OverflowEntry};
+use farleaf_pool::remote::{MissCause, PageCopy, RemoteError};
 use farleaf_pool::wire::AskEdit;
 
 impl<F: Fabric, L: Layout> HybridIndex<F, L> {
@@ -12,7 +12,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         full: &PageCopy<L>,
         entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         let node = match spare.pop() {
             Some(node) => node,
             None => self.pages.take_node_anywhere().await?,
@@ -23,9 +23,9 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
                 self.install(L::key(&separator.key), separator.child).await;
                 Ok(())
             }
-            Err(Miss::Restart) => {
+            Err(MissCause::Restart) => {
                 spare.push(node);
-                Err(Miss::Restart)
+                Err(MissCause::Restart)
             }
             failed => failed.map(drop),
         }
@@ -39,7 +39,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     pub(super) async fn install(&self, low: &L::Key, at: GlobalAddr) {
         let value = L::value_of_address(at);
         let request = AskEdit(LeafEdit { key: low, action: EditAction::Upsert(L::value(&value)) });
-        match self.pages.rpc().expect_done(self.server_of(Probe::At(low)), &request).await {
+        match self.pages.rpc().expect_done(self.server_of(DescentProbe::At(low)), &request).await {
             Ok(()) | Err(RemoteError::Indeterminate(_)) => {}
             Err(_) => self.pending.borrow_mut().push((low.to_owned(), at)),
         }

@@ -3,8 +3,8 @@
 use super::{LeafLocator, TreeKey, TreeValue, tidy};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::IndexError;
-use farleaf_page::{EditAction, EditAnswer, LeafEdit, OwnedValue, Probe};
-use farleaf_pool::remote::{Miss, Pointer, RemoteError};
+use farleaf_page::{DescentProbe, EditAction, EditAnswer, LeafEdit, OwnedValue};
+use farleaf_pool::remote::{MissCause, RemoteError, TimedPointer};
 use std::borrow::Borrow;
 
 /// The values of many keys, fetched one window at a time, because other operations of the endpoint
@@ -48,14 +48,14 @@ pub(crate) async fn change<I: LeafLocator>(
 async fn try_change<I: LeafLocator>(
     index: &I,
     edit: LeafEdit<&TreeKey<I>, &TreeValue<I>>,
-    leaf: &mut Option<Pointer>,
+    leaf: &mut Option<TimedPointer>,
     spare: &mut Vec<GlobalAddr>,
     is_emptied: &mut bool,
-) -> Result<EditAnswer<OwnedValue<I::Layout>>, Miss> {
+) -> Result<EditAnswer<OwnedValue<I::Layout>>, MissCause> {
     // After losing against a concurrent change, continue from the leaf found earlier.
     let copy = match leaf.take() {
-        Some(pointer) => index.find_from(pointer, Probe::At(edit.key)).await?,
-        None => index.find(Probe::At(edit.key)).await?,
+        Some(pointer) => index.find_from(pointer, DescentProbe::At(edit.key)).await?,
+        None => index.find(DescentProbe::At(edit.key)).await?,
     };
     *leaf = Some(copy.itself());
     if let Some(answer) = index.pages().edit(&copy, edit).await? {

@@ -6,7 +6,7 @@ use farleaf_fabric::{Fabric, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
 use farleaf_page::{Layout, OwnedKey, Page, merge};
-use farleaf_pool::remote::{Image, LockedPage, Miss, PageChange, PageClient, PageCopy};
+use farleaf_pool::remote::{LockedPage, MissCause, PageChange, PageClient, PageCopy, PageImage};
 
 /// How a design collects: removes deleted records, joins sparse nodes, and frees nodes.
 pub trait Collect: LeafLocator {
@@ -60,9 +60,9 @@ impl<K> Default for CollectCursor<K> {
 }
 
 /// The new content of two neighbours.
-pub(crate) struct Joined<L: Layout> {
-    pub(crate) left: Image<L>,
-    pub(crate) right: Image<L>,
+pub(crate) struct JoinedNodes<L: Layout> {
+    pub(crate) left: PageImage<L>,
+    pub(crate) right: PageImage<L>,
     /// The new low end of the right node. `None` if the left node gets all entries and the right
     /// one is dead.
     pub(crate) separator: Option<OwnedKey<L>>,
@@ -77,8 +77,8 @@ pub(crate) fn join<F: Fabric, L: Layout>(
     left: Page<'_, L>,
     right: Page<'_, L>,
     fits: impl Fn(&L::Key) -> bool,
-) -> Option<Joined<L>> {
-    let (lower, upper) = (Image::of(left), Image::of(right));
+) -> Option<JoinedNodes<L>> {
+    let (lower, upper) = (PageImage::of(left), PageImage::of(right));
     if left.level() == 0 {
         L::leaf_compact(lower.page());
         L::leaf_compact(upper.page());
@@ -97,7 +97,7 @@ pub(crate) fn join<F: Fabric, L: Layout>(
         Some(L::rebalance(lower.page(), upper.page(), fits)?)
     };
     let left_loses = lower.page().count() < before;
-    Some(Joined { left: lower, right: upper, separator, left_loses })
+    Some(JoinedNodes { left: lower, right: upper, separator, left_loses })
 }
 
 /// The result of processing two neighbours.
@@ -118,9 +118,9 @@ pub(crate) async fn join_below<F: Fabric, L: Layout>(
     slot: usize,
     left: &PageCopy<L>,
     right: &PageCopy<L>,
-) -> Result<CollectOutcome<OwnedKey<L>>, Miss> {
-    let above = Image::of(parent.page());
-    let Some(Joined { left: lower, right: upper, separator, left_loses }) =
+) -> Result<CollectOutcome<OwnedKey<L>>, MissCause> {
+    let above = PageImage::of(parent.page());
+    let Some(JoinedNodes { left: lower, right: upper, separator, left_loses }) =
         join(pages, left.page(), right.page(), |separator| {
             L::inner_can_set_key(parent.page(), slot + 1, separator)
         })
@@ -152,8 +152,8 @@ pub(crate) async fn join_below<F: Fabric, L: Layout>(
 pub(crate) async fn compact<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
     leaf: &PageCopy<L>,
-) -> Result<(), Miss> {
-    let image = Image::of(leaf.page());
+) -> Result<(), MissCause> {
+    let image = PageImage::of(leaf.page());
     if L::leaf_compact(image.page()) > 0 {
         pages.replace(leaf, image).await?;
     }
@@ -164,7 +164,7 @@ pub(crate) async fn compact<F: Fabric, L: Layout>(
 pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
     pages: &'a PageClient<F, L>,
     copies: [&PageCopy<L>; N],
-) -> Result<[LockedPage<'a>; N], Miss> {
+) -> Result<[LockedPage<'a>; N], MissCause> {
     let mut locks = Vec::with_capacity(N);
     for copy in copies {
         match pages.lock(copy).await {
@@ -177,7 +177,7 @@ pub(crate) async fn lock_all<'a, F: Fabric, L: Layout, const N: usize>(
             }
         }
     }
-    locks.try_into().map_err(|_| Miss::Restart)
+    locks.try_into().map_err(|_| MissCause::Restart)
 }
 
 /// Collects alongside the operations of this and other clients until `stop` returns true, with a

@@ -8,17 +8,18 @@
 
 use super::tree::BlinkTree;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
-use farleaf_index::{Ascending, IndexError, check_fill};
-use farleaf_page::{Back, Layout, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight};
+use farleaf_index::{AscendingCheck, IndexError, check_fill};
+use farleaf_page::{CarriedEntry, Layout, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight};
 use farleaf_pool::remote::{
-    FreshNode, FreshWriter, Image, Miss, PageChange, RemoteError, head_leaves, list_leaf, open_head,
+    FreshNode, FreshWriter, MissCause, PageChange, PageImage, RemoteError, head_leaves, list_leaf,
+    open_head,
 };
 use farleaf_pool::wire::Refusal;
 
 /// A page under construction.
 struct OpenPage<F: Fabric, L: Layout> {
     node: FreshNode<F>,
-    image: Image<L>,
+    image: PageImage<L>,
     filling: L::Filling,
 }
 
@@ -26,7 +27,7 @@ struct OpenPage<F: Fabric, L: Layout> {
 struct OpenHead<F: Fabric, L: Layout> {
     node: FreshNode<F>,
     /// `None` before the leaf after it is known.
-    image: Option<Image<L>>,
+    image: Option<PageImage<L>>,
     /// The head had no room for the last leaf.
     full: bool,
 }
@@ -68,7 +69,7 @@ impl<F: Fabric, L: Layout> OneSidedLoad<'_, F, L> {
     ) -> Result<Option<OpenPage<F, L>>, RemoteError> {
         let number = self.levels.get(level).map_or(0, |(_, pages)| *pages);
         let node = self.node(number).await?;
-        let (at, image) = (node.at(), Image::<L>::empty());
+        let (at, image) = (node.at(), PageImage::<L>::empty());
         image.page().format_empty(at, level as u8, low, None);
         let open = OpenPage { node, image, filling: L::Filling::default() };
         if level == 0 {
@@ -179,13 +180,13 @@ impl<F: Fabric, L: Layout> OneSidedLoad<'_, F, L> {
             image.page().set_sibling(link.take().unwrap_or(opened));
             self.writer.write(node, image).await?;
             match back {
-                Back::Nothing => {}
-                Back::Record(key, value) => {
+                CarriedEntry::Nothing => {}
+                CarriedEntry::Record(key, value) => {
                     if !self.add_record((L::key(&key), L::value(&value))) {
                         return Err(RemoteError::Contended { retries: 0 });
                     }
                 }
-                Back::Child(child) => self.add_first(level, (L::key(&low), child))?,
+                CarriedEntry::Child(child) => self.add_first(level, (L::key(&low), child))?,
             }
             if let Some((key, child)) = below.take() {
                 self.add_first(level, (L::key(&key), child))?;
@@ -215,7 +216,7 @@ impl<F: Fabric, L: Layout> OneSidedLoad<'_, F, L> {
 
     /// Writes all open pages except the top one, whose content goes to the root. Waits for all
     /// WRITEs.
-    async fn finish(&mut self) -> Result<Option<Image<L>>, RemoteError> {
+    async fn finish(&mut self) -> Result<Option<PageImage<L>>, RemoteError> {
         let mut level = 0;
         while level < self.levels.len() {
             match self.end(level, None) {
@@ -274,7 +275,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
             leaves_since_head: 0,
         };
         let outcome = async {
-            let mut order = Ascending::<L>::default();
+            let mut order = AscendingCheck::<L>::default();
             for record in source {
                 let (key, value) = record?;
                 order.take(&key, &value)?;
@@ -293,7 +294,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         outcome
     }
 
-    async fn check_empty(&self) -> Result<(), Miss> {
+    async fn check_empty(&self) -> Result<(), MissCause> {
         let root = self.pages.read(self.root_pointer()).await?;
         if root.page().level() == 0 && root.page().live_count() == 0 {
             return Ok(());
@@ -303,7 +304,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     }
 
     /// Writes the content of the top page to the root.
-    async fn show(&self, top: &Image<L>) -> Result<(), Miss> {
+    async fn show(&self, top: &PageImage<L>) -> Result<(), MissCause> {
         if !L::BY_ENTRIES {
             return self.replace_root(top).await;
         }
@@ -314,14 +315,14 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         shown
     }
 
-    async fn replace_root(&self, top: &Image<L>) -> Result<(), Miss> {
+    async fn replace_root(&self, top: &PageImage<L>) -> Result<(), MissCause> {
         self.check_empty().await?;
         let root = self.pages.read(self.root_pointer()).await?;
         let locked = self.pages.lock(&root).await?;
-        let image = Image::<L>::of(root.page());
+        let image = PageImage::<L>::of(root.page());
         if !(root.page().level() == 0 && root.page().live_count() == 0) {
             self.pages.release(locked).await;
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         image.page().copy_content(top.page());
         self.set_root_level(top.page().level());

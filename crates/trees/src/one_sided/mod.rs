@@ -26,7 +26,7 @@ pub(crate) use change::change as change_whole_leaf;
 #[doc(hidden)]
 pub use change::get_all;
 pub use collect::{Collect, CollectCursor, collect_in_background};
-pub(crate) use collect::{CollectOutcome, Joined, compact, join, join_below, lock_all};
+pub(crate) use collect::{CollectOutcome, JoinedNodes, compact, join, join_below, lock_all};
 #[doc(hidden)]
 pub use scan::scan_all;
 pub(crate) use tidy::{JoinPair, sparse_pair, tidy, tidy_path};
@@ -35,9 +35,9 @@ pub(crate) use tree::BlinkTree;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::{IndexError, ScanResult};
 use farleaf_page::{
-    EditAnswer, Layout, LeafEdit, OverflowEntry, OwnedKey, OwnedRecord, OwnedValue, Probe,
+    DescentProbe, EditAnswer, Layout, LeafEdit, OverflowEntry, OwnedKey, OwnedRecord, OwnedValue,
 };
-use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
+use farleaf_pool::remote::{LeafStream, MissCause, PageClient, PageCopy, TimedPointer};
 use std::borrow::Borrow;
 use std::future::Future;
 
@@ -46,7 +46,7 @@ type TreeValue<I> = <<I as LeafLocator>::Layout as Layout>::Value;
 /// The value of each key, if it has one; the outer `None` means that the key's leaf was not found.
 type FoundValues<I> = Vec<Option<Option<OwnedValue<<I as LeafLocator>::Layout>>>>;
 /// The lowest key of a leaf, and its location.
-type LocatedLeaf<I> = (OwnedKey<<I as LeafLocator>::Layout>, Pointer);
+type LocatedLeaf<I> = (OwnedKey<<I as LeafLocator>::Layout>, TimedPointer);
 /// A leaf that has been read.
 type FetchedLeaf<I> = PageCopy<<I as LeafLocator>::Layout>;
 /// Where an ascending scan starts (at this leaf, or at the first one in flight), and its state for
@@ -69,11 +69,11 @@ pub trait LeafLocator: Sized {
     /// The leaf that covers the probe.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if concurrent changes are on the path.
+    /// [`MissCause::Restart`] if concurrent changes are on the path.
     fn find(
         &self,
-        probe: Probe<'_, TreeKey<Self>>,
-    ) -> impl Future<Output = Result<FetchedLeaf<Self>, Miss>>;
+        probe: DescentProbe<'_, TreeKey<Self>>,
+    ) -> impl Future<Output = Result<FetchedLeaf<Self>, MissCause>>;
 
     /// Like [`LeafLocator::find`], but starts at the leaf at `from`. That leaf once covered the
     /// probe, or lies to the left of the leaf that does.
@@ -82,9 +82,9 @@ pub trait LeafLocator: Sized {
     /// As [`LeafLocator::find`].
     fn find_from(
         &self,
-        from: Pointer,
-        probe: Probe<'_, TreeKey<Self>>,
-    ) -> impl Future<Output = Result<FetchedLeaf<Self>, Miss>>;
+        from: TimedPointer,
+        probe: DescentProbe<'_, TreeKey<Self>>,
+    ) -> impl Future<Output = Result<FetchedLeaf<Self>, MissCause>>;
 
     /// The value of a key.
     ///
@@ -93,9 +93,9 @@ pub trait LeafLocator: Sized {
     fn get_one(
         &self,
         key: &TreeKey<Self>,
-    ) -> impl Future<Output = Result<Option<OwnedValue<Self::Layout>>, Miss>> {
+    ) -> impl Future<Output = Result<Option<OwnedValue<Self::Layout>>, MissCause>> {
         async move {
-            let leaf = self.find(Probe::At(key)).await?;
+            let leaf = self.find(DescentProbe::At(key)).await?;
             Ok(Self::Layout::leaf_get(leaf.page(), key))
         }
     }
@@ -124,20 +124,21 @@ pub trait LeafLocator: Sized {
     /// is in the way.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if concurrent changes are in the way; nothing has changed in that case.
-    fn emptied(&self, key: &TreeKey<Self>) -> impl Future<Output = Result<(), Miss>>;
+    /// [`MissCause::Restart`] if concurrent changes are in the way; nothing has changed in that
+    /// case.
+    fn emptied(&self, key: &TreeKey<Self>) -> impl Future<Output = Result<(), MissCause>>;
 
     /// Splits a full leaf, adds `entry`, and updates the level above. Takes nodes from `spare`, and
     /// puts back unused ones.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if the leaf has changed since it was read.
+    /// [`MissCause::Restart`] if the leaf has changed since it was read.
     fn split_and_add(
         &self,
         full: &FetchedLeaf<Self>,
         entry: &OverflowEntry<Self::Layout>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> impl Future<Output = Result<(), Miss>>;
+    ) -> impl Future<Output = Result<(), MissCause>>;
 
     /// For an ascending scan: posts READs of the leaf of `start` and of about `window` leaves after
     /// it. If locating it has already read the leaf, returns the leaf.
@@ -150,7 +151,7 @@ pub trait LeafLocator: Sized {
         scan: &ScanResult<OwnedKey<Self::Layout>>,
         window: usize,
         stream: &mut LeafStream<'_, Self::Fabric, Self::Layout>,
-    ) -> impl Future<Output = Result<ScanStart<Self>, Miss>>;
+    ) -> impl Future<Output = Result<ScanStart<Self>, MissCause>>;
 
     /// Posts READs of leaves ahead until `window` are in flight. Returns `false` if the scan, which
     /// has reached `cursor`, should locate leaves again.
@@ -169,9 +170,9 @@ pub trait LeafLocator: Sized {
     /// As [`LeafLocator::find`].
     fn locate_down(
         &self,
-        probe: Probe<'_, TreeKey<Self>>,
+        probe: DescentProbe<'_, TreeKey<Self>>,
         window: usize,
-    ) -> impl Future<Output = Result<Vec<LocatedLeaf<Self>>, Miss>>;
+    ) -> impl Future<Output = Result<Vec<LocatedLeaf<Self>>, MissCause>>;
 
     /// Loads ascending records into an empty index. An error of `source` ends the load.
     ///

@@ -9,8 +9,8 @@ use super::{FetchedLeaf, LeafLocator, TreeKey};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::{IndexError, KeyedRecords, ScanResult};
 use farleaf_page::rules;
-use farleaf_page::{FencePosition, Layout, OwnedKey, OwnedValue, Probe, ScanWindow};
-use farleaf_pool::remote::{LeafStream, Miss, PageCopy};
+use farleaf_page::{DescentProbe, FencePosition, Layout, OwnedKey, OwnedValue, ScanWindow};
+use farleaf_pool::remote::{LeafStream, MissCause, PageCopy};
 use std::ops::Bound;
 
 /// Maximum number of leaves in flight.
@@ -46,8 +46,8 @@ pub async fn scan_all<I: LeafLocator>(
         };
         match scanned {
             Ok(()) => {}
-            Err(Miss::Failed(error)) => return Err(error.into()),
-            Err(Miss::Restart) => index.pages().before_retry(&mut backoff).await?,
+            Err(MissCause::Failed(error)) => return Err(error.into()),
+            Err(MissCause::Restart) => index.pages().before_retry(&mut backoff).await?,
         }
     }
     Ok(records)
@@ -114,7 +114,7 @@ async fn scan_up<I: LeafLocator>(
     scan: &ScanResult<OwnedKey<I::Layout>>,
     progress: &mut ScanProgress<OwnedKey<I::Layout>>,
     records: &mut KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
-) -> Result<(), Miss> {
+) -> Result<(), MissCause> {
     let start = match (&progress.cursor, &scan.lower) {
         (Some(cursor), _) => cursor.clone(),
         (None, Bound::Included(key) | Bound::Excluded(key)) => key.clone(),
@@ -165,17 +165,17 @@ async fn first_leaf<I: LeafLocator>(
     index: &I,
     start: &TreeKey<I>,
     stream: &mut LeafStream<'_, I::Fabric, I::Layout>,
-) -> Result<FetchedLeaf<I>, Miss> {
+) -> Result<FetchedLeaf<I>, MissCause> {
     let mut leaf = stream.first().await?;
     index.pages().fabric().charge(Work::VisitNode).await;
-    while I::Layout::reach(leaf.page(), Probe::At(start)) == FencePosition::Beyond {
-        leaf = stream.after(&leaf).await?.ok_or(Miss::Restart)?;
+    while I::Layout::reach(leaf.page(), DescentProbe::At(start)) == FencePosition::Beyond {
+        leaf = stream.after(&leaf).await?.ok_or(MissCause::Restart)?;
     }
-    if covers::<I>(&leaf, Probe::At(start)) { Ok(leaf) } else { Err(Miss::Restart) }
+    if covers::<I>(&leaf, DescentProbe::At(start)) { Ok(leaf) } else { Err(MissCause::Restart) }
 }
 
 /// Whether a page is the leaf that covers the probe.
-fn covers<I: LeafLocator>(copy: &PageCopy<I::Layout>, probe: Probe<'_, TreeKey<I>>) -> bool {
+fn covers<I: LeafLocator>(copy: &PageCopy<I::Layout>, probe: DescentProbe<'_, TreeKey<I>>) -> bool {
     let page = copy.page();
     page.level() == 0 && !page.is_head() && I::Layout::reach(page, probe) == FencePosition::Inside
 }
@@ -185,17 +185,17 @@ async fn scan_down<I: LeafLocator>(
     scan: &ScanResult<OwnedKey<I::Layout>>,
     progress: &mut ScanProgress<OwnedKey<I::Layout>>,
     records: &mut KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
-) -> Result<(), Miss> {
+) -> Result<(), MissCause> {
     let pages = index.pages();
     let start = progress.cursor.clone();
     let upper = scan.upper.as_ref().map(I::Layout::key);
     let probe = match (start.as_ref().map(I::Layout::key), upper) {
-        (Some(low), _) => Probe::Before(low),
-        (None, Bound::Included(key)) => Probe::At(key),
-        (None, Bound::Excluded(key)) => Probe::Before(key),
-        (None, Bound::Unbounded) => Probe::Last,
+        (Some(low), _) => DescentProbe::Before(low),
+        (None, Bound::Included(key)) => DescentProbe::At(key),
+        (None, Bound::Excluded(key)) => DescentProbe::Before(key),
+        (None, Bound::Unbounded) => DescentProbe::Last,
     };
-    if let Probe::Before(key) = probe
+    if let DescentProbe::Before(key) = probe
         && key == I::Layout::key(&I::Layout::min_key())
     {
         progress.done = true;
@@ -218,7 +218,7 @@ async fn scan_down<I: LeafLocator>(
         let leaf = pages.finish_read(read).await?;
         pages.fabric().charge(Work::VisitNode).await;
         let cursor = progress.cursor.clone();
-        let probe = cursor.as_ref().map(I::Layout::key).map_or(probe, Probe::Before);
+        let probe = cursor.as_ref().map(I::Layout::key).map_or(probe, DescentProbe::Before);
         let found = covers::<I>(&leaf, probe);
         // If not, the design does not know of a split or a merge yet: find this leaf by a descent.
         let leaf = if found { leaf } else { index.find(probe).await? };

@@ -14,8 +14,8 @@
 
 use super::{BlinkTree, LeafLocator, TreeKey};
 use farleaf_fabric::Fabric;
-use farleaf_page::{Layout, Probe, are_too_empty};
-use farleaf_pool::remote::{Miss, PageCopy};
+use farleaf_page::{DescentProbe, Layout, are_too_empty};
+use farleaf_pool::remote::{MissCause, PageCopy};
 
 /// Attempts to join one leaf.
 const ATTEMPTS: u32 = 8;
@@ -28,7 +28,7 @@ pub(crate) async fn tidy<I: LeafLocator>(index: &I, key: &TreeKey<I>) {
     let mut backoff = index.pages().backoff();
     for _ in 0..ATTEMPTS {
         match index.emptied(key).await {
-            Err(Miss::Restart) if index.pages().before_retry(&mut backoff).await.is_ok() => {}
+            Err(MissCause::Restart) if index.pages().before_retry(&mut backoff).await.is_ok() => {}
             // The removal has succeeded. A commit of unknown outcome is a doubt of the handle,
             // which its next operation settles.
             _ => return,
@@ -41,12 +41,16 @@ pub(crate) trait JoinPair: LeafLocator {
     fn tree(&self) -> &BlinkTree<Self::Fabric, Self::Layout>;
 
     /// Joins the children of a parent at `slot` and behind it. Returns whether it has.
-    async fn join_pair(&self, parent: &PageCopy<Self::Layout>, slot: usize) -> Result<bool, Miss>;
+    async fn join_pair(
+        &self,
+        parent: &PageCopy<Self::Layout>,
+        slot: usize,
+    ) -> Result<bool, MissCause>;
 }
 
 /// Joins the node of `key` at the lowest level where its parent has another child, and then those
 /// below (tidy.T2).
-pub(crate) async fn tidy_path<I: JoinPair>(index: &I, key: &TreeKey<I>) -> Result<(), Miss> {
+pub(crate) async fn tidy_path<I: JoinPair>(index: &I, key: &TreeKey<I>) -> Result<(), MissCause> {
     let (tree, mut level) = (index.tree(), 0);
     if tree.root_level() == 0 {
         // Leaves may have been found by cached parents alone.
@@ -56,14 +60,14 @@ pub(crate) async fn tidy_path<I: JoinPair>(index: &I, key: &TreeKey<I>) -> Resul
         if level >= tree.root_level() {
             return Ok(());
         }
-        let parent = tree.descend(Probe::At(key), level + 1).await?;
+        let parent = tree.descend(DescentProbe::At(key), level + 1).await?;
         let count = parent.page().count();
         if count < 2 {
             level += 1;
             continue;
         }
         // The left neighbour, if there is one: joining an empty node with it moves nothing.
-        let slot = I::Layout::inner_slot(parent.page(), Probe::At(key)).saturating_sub(1);
+        let slot = I::Layout::inner_slot(parent.page(), DescentProbe::At(key)).saturating_sub(1);
         let joined = index.join_pair(&parent, slot).await?;
         match (joined, level) {
             (true, _) if count == 2 => level += 1,
@@ -79,7 +83,7 @@ pub(crate) async fn sparse_pair<I: JoinPair>(
     index: &I,
     parent: &PageCopy<I::Layout>,
     slot: usize,
-) -> Result<Option<[PageCopy<I::Layout>; 2]>, Miss> {
+) -> Result<Option<[PageCopy<I::Layout>; 2]>, MissCause> {
     let pages = index.pages();
     let child = |slot| parent.pointer(I::Layout::inner_child(parent.page(), slot));
     let posted = [pages.post_together(child(slot))?, pages.post_together(child(slot + 1))?];
@@ -88,7 +92,7 @@ pub(crate) async fn sparse_pair<I: JoinPair>(
     pages.fabric().charge(farleaf_fabric::Work::VisitNode).await;
     let level = parent.page().level().wrapping_sub(1);
     if [&left, &right].iter().any(|copy| copy.page().level() != level) {
-        return Err(Miss::Restart);
+        return Err(MissCause::Restart);
     }
     let sparse = are_too_empty(left.page(), right.page());
     Ok(sparse.then_some([left, right]))

@@ -14,9 +14,9 @@
 
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
-use farleaf_page::{Layout, OverflowEntry, OwnedKey, OwnedValue, Probe, WalkStep, step};
+use farleaf_page::{DescentProbe, Layout, OverflowEntry, OwnedKey, OwnedValue, WalkStep, step};
 use farleaf_pool::remote::{
-    Image, Miss, PageClient, PageCopy, PendingSeparator, Pointer, RemoteError,
+    MissCause, PageClient, PageCopy, PageImage, PendingSeparator, RemoteError, TimedPointer,
 };
 use std::borrow::Borrow;
 use std::cell::Cell;
@@ -44,8 +44,8 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         self.root
     }
 
-    pub(crate) fn root_pointer(&self) -> Pointer {
-        Pointer::fixed(self.root)
+    pub(crate) fn root_pointer(&self) -> TimedPointer {
+        TimedPointer::fixed(self.root)
     }
 
     /// The root's level when it was last read; 0 before that.
@@ -73,19 +73,19 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     #[inline]
     pub(crate) async fn descend(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         target: u8,
-    ) -> Result<PageCopy<L>, Miss> {
+    ) -> Result<PageCopy<L>, MissCause> {
         self.walk(self.root_pointer(), probe, target).await
     }
 
     /// Like [`BlinkTree::descend`], but from the page at `from`.
     pub(crate) async fn walk(
         &self,
-        from: Pointer,
-        probe: Probe<'_, L::Key>,
+        from: TimedPointer,
+        probe: DescentProbe<'_, L::Key>,
         target: u8,
-    ) -> Result<PageCopy<L>, Miss> {
+    ) -> Result<PageCopy<L>, MissCause> {
         let mut copy = self.pages.read(from).await?;
         self.note_root(&copy);
         for _ in 0..MAX_STEPS {
@@ -95,10 +95,10 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
                 WalkStep::Child(to) | WalkStep::Right(to) => {
                     self.pages.read(copy.pointer(to)).await?
                 }
-                WalkStep::Lost => return Err(Miss::Restart),
+                WalkStep::Lost => return Err(MissCause::Restart),
             };
         }
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// Descends for many keys together, level by level, each from where `from` says, and shares the
@@ -107,11 +107,11 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     pub(crate) async fn get_together<Q: Borrow<L::Key>>(
         &self,
         keys: &[Q],
-        from: impl Fn(&L::Key) -> Pointer,
+        from: impl Fn(&L::Key) -> TimedPointer,
         met: impl Fn(&PageCopy<L>, &L::Key, WalkStep),
     ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
         let mut found = vec![None; keys.len()];
-        let mut frontier: BTreeMap<GlobalAddr, (Pointer, Vec<usize>)> = BTreeMap::new();
+        let mut frontier: BTreeMap<GlobalAddr, (TimedPointer, Vec<usize>)> = BTreeMap::new();
         for (number, key) in keys.iter().enumerate() {
             let pointer = from(key.borrow());
             frontier.entry(pointer.at).or_insert_with(|| (pointer, Vec::new())).1.push(number);
@@ -121,20 +121,20 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
             for (_, (pointer, of)) in std::mem::take(&mut frontier) {
                 match self.pages.post_together(pointer) {
                     Ok(read) => posted.push((read, of)),
-                    Err(Miss::Restart) => {}
-                    Err(Miss::Failed(error)) => return Err(error.into()),
+                    Err(MissCause::Restart) => {}
+                    Err(MissCause::Failed(error)) => return Err(error.into()),
                 }
             }
             for (read, of) in posted {
                 let copy = match self.pages.finish_read(read).await {
                     Ok(copy) => copy,
-                    Err(Miss::Restart) => continue,
-                    Err(Miss::Failed(error)) => return Err(error.into()),
+                    Err(MissCause::Restart) => continue,
+                    Err(MissCause::Failed(error)) => return Err(error.into()),
                 };
                 for number in of {
                     let key = keys[number].borrow();
                     self.pages.fabric().charge(Work::VisitNode).await;
-                    let step = step(copy.page(), Probe::At(key), 0);
+                    let step = step(copy.page(), DescentProbe::At(key), 0);
                     met(&copy, key, step);
                     match step {
                         WalkStep::Here => found[number] = Some(L::leaf_get(copy.page(), key)),
@@ -171,7 +171,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         full: &PageCopy<L>,
         entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         self.provide_all(spare).await?;
         let separator = self.split_page(full, entry, spare).await?;
         self.install_all(separator, spare).await;
@@ -201,7 +201,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         full: &PageCopy<L>,
         entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<PendingSeparator<OwnedKey<L>>>, Miss> {
+    ) -> Result<Option<PendingSeparator<OwnedKey<L>>>, MissCause> {
         let needed = if full.at() == self.root { 2 } else { 1 };
         self.provide(spare, needed).await?;
         let nodes = spare.split_off(spare.len() - needed);
@@ -209,7 +209,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
             [left, right] => self.pages.split_root(full, [left, right], entry).await.map(|()| None),
             _ => self.pages.split(full, nodes[0], entry).await.map(Some),
         };
-        if let Err(Miss::Restart) = outcome {
+        if let Err(MissCause::Restart) = outcome {
             spare.extend(nodes);
         }
         outcome
@@ -220,14 +220,16 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
         &self,
         separator: &PendingSeparator<OwnedKey<L>>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<Option<PendingSeparator<OwnedKey<L>>>, Miss> {
+    ) -> Result<Option<PendingSeparator<OwnedKey<L>>>, MissCause> {
         let PendingSeparator { level, key, child } = separator;
-        let node = self.descend(Probe::At(L::key(key)), *level).await?;
+        let node = self.descend(DescentProbe::At(L::key(key)), *level).await?;
         let entry = OverflowEntry::Child(key.clone(), *child);
-        if L::inner_key(node.page(), L::inner_slot(node.page(), Probe::At(L::key(key)))) == *key {
+        if L::inner_key(node.page(), L::inner_slot(node.page(), DescentProbe::At(L::key(key))))
+            == *key
+        {
             return Ok(None); // another has installed it
         }
-        let image = Image::of(node.page());
+        let image = PageImage::of(node.page());
         if entry.add_to(image.page()) {
             self.pages.replace(&node, image).await?;
             return Ok(None);

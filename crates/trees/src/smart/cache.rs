@@ -11,7 +11,7 @@
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
-use farleaf_page::{LeafRoom, NodeCopy, NodeSize, Octets, RadixChild, RadixSlot, SlotSearch};
+use farleaf_page::{LeafMemory, NodeCopy, NodeSize, Octets, RadixChild, RadixSlot, SlotSearch};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The cached nodes, and the root slot.
@@ -148,7 +148,7 @@ impl SmartCache {
     }
 
     /// The leaf that the way to `key` ends at, if the deepest node on it is cached.
-    pub(super) fn leaf(&self, key: &[u8]) -> Option<LeafRoom> {
+    pub(super) fn leaf(&self, key: &[u8]) -> Option<LeafMemory> {
         match self.start(key) {
             DescentStart::Slot(_, slot, _) if slot.child() == RadixChild::Leaf => {
                 Some(slot.leaf_room())
@@ -229,7 +229,7 @@ mod tests {
 
     /// A node with one leaf, for the key that is its path with zeros behind.
     fn node(number: u64, path: &[u8]) -> NodeCopy {
-        let leaf = RadixSlot::leaf(0, LeafRoom { at: at(number + 1), size: 0 }).to_bits();
+        let leaf = RadixSlot::leaf(0, LeafMemory { at: at(number + 1), size: 0 }).to_bits();
         let content = (path, NodeSize::SMALLEST, vec![leaf, 0, 0, 0]);
         NodeCopy::made(RadixForm::Numbers, at(number), at(1), content)
     }
@@ -252,7 +252,7 @@ mod tests {
         assert!(
             matches!(cache.start(&far), DescentStart::Slot(place, ..) if place == at(10).plus(16))
         );
-        let leaf = RadixSlot::leaf(1, LeafRoom { at: at(30), size: 0 });
+        let leaf = RadixSlot::leaf(1, LeafMemory { at: at(30), size: 0 });
         cache.patch(&key[..7], 1, leaf);
         assert!(
             matches!(cache.start(&next), DescentStart::Slot(_, slot, _) if slot.at() == at(30))

@@ -12,7 +12,7 @@ use farleaf_page::{
     Layout, LeafCopy, NodeCopy, NodeSize, PathMatch, RadixChild, RadixSlot, SlotSearch,
     common_bytes,
 };
-use farleaf_pool::remote::{EntryHold, EntryLocks, Miss, reverse_of_leaf};
+use farleaf_pool::remote::{EntryHold, EntryLocks, MissCause, reverse_of_leaf};
 
 /// Most steps of a descent, beside one for each byte of the key. Each step may have to be repeated
 /// because of what other clients add meanwhile.
@@ -62,12 +62,12 @@ pub(super) enum RadixDescent<'a, 'k> {
     /// The key's leaf, and the turn to change it (smart.O1), if it was asked for.
     Leaf(LeafCopy, Option<EntryHold<'a>>, SlotPlace<'k>),
     /// The key has no leaf.
-    None(Gap<'k>),
+    None(LeafGap<'k>),
 }
 
 /// Where a leaf would be.
 #[derive(Debug)]
-pub(super) enum Gap<'k> {
+pub(super) enum LeafGap<'k> {
     /// In a free slot.
     Free(SlotPlace<'k>),
     /// In a node of which all slots are in use.
@@ -89,13 +89,13 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// leaves is among `turns`.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if a leaf stays torn or in the turn of others, or if the tree grows too
-    /// fast.
+    /// [`MissCause::Restart`] if a leaf stays torn or in the turn of others, or if the tree grows
+    /// too fast.
     pub(super) async fn find<'a, 'k>(
         &'a self,
         key: &'k [u8],
         turns: Option<&'a Arc<EntryLocks>>,
-    ) -> Result<RadixDescent<'a, 'k>, Miss> {
+    ) -> Result<RadixDescent<'a, 'k>, MissCause> {
         self.fabric().charge(Work::VisitNode).await;
         let mut place = match self.cache(key).start(key) {
             DescentStart::Slot(at, slot, of) => {
@@ -107,7 +107,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             DescentStart::Node(at, size, depth) => {
                 let node = self.radix.read_radix_node(at, size).await?;
                 if node.header.depth != depth || node.header.compare(key) != PathMatch::Same {
-                    return Err(Miss::Restart);
+                    return Err(MissCause::Restart);
                 }
                 match self.in_node(key, node).await? {
                     Ok(place) => place,
@@ -118,7 +118,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         for _ in 0..MAX_STEPS + key.len() {
             match place.slot.child() {
                 RadixChild::None if place.is_fresh => {
-                    return Ok(RadixDescent::None(Gap::Free(place)));
+                    return Ok(RadixDescent::None(LeafGap::Free(place)));
                 }
                 RadixChild::None => place = self.read_again(place).await?,
                 RadixChild::Leaf => {
@@ -133,7 +133,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                     if leaf.key[..] != *key {
                         // Its key is the same for ever, so it need not be read again (radix.B2).
                         let common = common_bytes(&leaf.key, key);
-                        let byte = *leaf.key.get(common).ok_or(Miss::Restart)?;
+                        let byte = *leaf.key.get(common).ok_or(MissCause::Restart)?;
                         match self.above(place, (common, byte), reverse).await? {
                             Ok(gap) => return Ok(RadixDescent::None(gap)),
                             Err(again) => place = again,
@@ -157,7 +157,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                             }
                             continue;
                         }
-                        _ => return Err(Miss::Restart),
+                        _ => return Err(MissCause::Restart),
                     }
                     if node.header.size > size {
                         let grown = place.slot.with_size(node.header.size);
@@ -174,7 +174,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 }
             }
         }
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// The gap above the child of a slot, which has other keys; the slot as it is now, if that has
@@ -184,13 +184,13 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         place: SlotPlace<'k>,
         (common, byte): (usize, u8),
         reverse: GlobalAddr,
-    ) -> Result<Result<Gap<'k>, SlotPlace<'k>>, Miss> {
+    ) -> Result<Result<LeafGap<'k>, SlotPlace<'k>>, MissCause> {
         let again = self.read_again(place).await?;
         Ok(match again.slot.at() == place.slot.at() {
             true if !(again.known()..again.key.len()).contains(&common) => {
-                return Err(Miss::Restart);
+                return Err(MissCause::Restart);
             }
-            true => Ok(Gap::Above { place: again, common, byte, reverse }),
+            true => Ok(LeafGap::Above { place: again, common, byte, reverse }),
             false => Err(again),
         })
     }
@@ -201,9 +201,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         &self,
         place: SlotPlace<'k>,
         larger: RadixSlot,
-    ) -> Result<SlotPlace<'k>, Miss> {
+    ) -> Result<SlotPlace<'k>, MissCause> {
         if larger.child() != RadixChild::Leaf || larger.leaf_words() <= place.slot.leaf_words() {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let larger = larger.with_byte(place.slot.byte());
         self.radix.post_hint(place.at, place.slot.to_bits(), larger.to_bits());
@@ -216,7 +216,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         &self,
         key: &'k [u8],
         node: NodeCopy,
-    ) -> Result<Result<SlotPlace<'k>, Gap<'k>>, Miss> {
+    ) -> Result<Result<SlotPlace<'k>, LeafGap<'k>>, MissCause> {
         let mut node = node;
         while node.slots.len() < node.header.size.slots() {
             // It has grown (smart.N5).
@@ -238,15 +238,17 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 let skips = self.fabric().breaks(rules::FIRST_FREE_SLOT) && is_next_free;
                 let number = number + usize::from(skips);
                 let of = SlotOf { depth, number };
-                Err(Gap::Free(SlotPlace::free(node.slot_place(number), of, key)))
+                Err(LeafGap::Free(SlotPlace::free(node.slot_place(number), of, key)))
             }
-            SlotSearch::Full if node.header.size == NodeSize::LARGEST => return Err(Miss::Restart),
-            SlotSearch::Full => Err(Gap::Full(node)),
+            SlotSearch::Full if node.header.size == NodeSize::LARGEST => {
+                return Err(MissCause::Restart);
+            }
+            SlotSearch::Full => Err(LeafGap::Full(node)),
         })
     }
 
     /// READs a slot, unless this operation has read it.
-    async fn read_again<'k>(&self, place: SlotPlace<'k>) -> Result<SlotPlace<'k>, Miss> {
+    async fn read_again<'k>(&self, place: SlotPlace<'k>) -> Result<SlotPlace<'k>, MissCause> {
         if place.is_fresh || self.fabric().breaks(rules::ABSENCE_READ) {
             return Ok(SlotPlace { is_fresh: true, ..place });
         }

@@ -5,17 +5,17 @@
 
 use super::SmartIndex;
 use super::cache::SlotOf;
-use super::find::{Gap, SlotPlace};
+use super::find::{LeafGap, SlotPlace};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
-use farleaf_page::{Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, RadixSlot};
-use farleaf_pool::remote::{Miss, NodeRoom, RemoteError, SlotSwap};
+use farleaf_page::{Layout, LeafCopy, LeafMemory, NodeCopy, NodeSize, RadixSlot};
+use farleaf_pool::remote::{MissCause, NodeMemory, RemoteError, SlotSwap};
 use smallvec::SmallVec;
 
 /// Memory that an operation has taken and no slot leads to, as far as it knows.
 #[derive(Debug, Default)]
-pub(super) struct Spare {
-    pub(super) leaf: Option<LeafRoom>,
-    pub(super) node: Option<NodeRoom>,
+pub(super) struct SpareMemory {
+    pub(super) leaf: Option<LeafMemory>,
+    pub(super) node: Option<NodeMemory>,
     /// Whether a slot may lead there all the same.
     pub(super) in_doubt: bool,
 }
@@ -27,22 +27,22 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// not linked.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if another client was faster. [`RemoteError::Indeterminate`] if the leaf
-    /// may be linked, now or later; `spare` is empty then.
+    /// [`MissCause::Restart`] if another client was faster. [`RemoteError::Indeterminate`] if the
+    /// leaf may be linked, now or later; `spare` is empty then.
     pub(super) async fn link(
         &self,
         record: (&[u8], &[u8]),
-        gap: Gap<'_>,
-        spare: &mut Spare,
-    ) -> Result<(), Miss> {
+        gap: LeafGap<'_>,
+        spare: &mut SpareMemory,
+    ) -> Result<(), MissCause> {
         let leaf = self.spare_leaf(record, spare).await?;
         match gap {
-            Gap::Free(place) => self.link_at(record, place, leaf, spare).await,
-            Gap::Full(node) => {
+            LeafGap::Free(place) => self.link_at(record, place, leaf, spare).await,
+            LeafGap::Full(node) => {
                 let place = self.grow(node, record.0).await?;
                 self.link_at(record, place, leaf, spare).await
             }
-            Gap::Above { mut place, common, byte, reverse } => {
+            LeafGap::Above { mut place, common, byte, reverse } => {
                 // A node has only so much of its path: others above it have the rest.
                 while common - place.known() > self.form.most_tail() {
                     let depth = place.known() + self.form.most_tail();
@@ -65,9 +65,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     pub(super) async fn spare_leaf(
         &self,
         (key, value): (&[u8], &[u8]),
-        spare: &mut Spare,
-    ) -> Result<LeafRoom, Miss> {
-        let size = LeafRoom::size_for(self.form, key, value).ok_or(TOO_LARGE)?;
+        spare: &mut SpareMemory,
+    ) -> Result<LeafMemory, MissCause> {
+        let size = LeafMemory::size_for(self.form, key, value).ok_or(TOO_LARGE)?;
         if let Some(leaf) = spare.leaf.take_if(|leaf| leaf.size < size) {
             self.radix.give_back_leaf(leaf);
         }
@@ -83,10 +83,10 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         &self,
         record: (&[u8], &[u8]),
         place: SlotPlace<'_>,
-        leaf: Option<LeafRoom>,
+        leaf: Option<LeafMemory>,
         (depth, byte): (usize, u8),
-        spare: &mut Spare,
-    ) -> Result<NodeCopy, Miss> {
+        spare: &mut SpareMemory,
+    ) -> Result<NodeCopy, MissCause> {
         let room = match spare.node {
             Some(room) => room,
             None => *spare.node.insert(self.radix.take_node_room().await?),
@@ -98,7 +98,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         let node = NodeCopy::made(self.form, room.at, place.at, content);
         let mut words: SmallVec<[u64; 8]> = node.words().collect();
         words.resize(words.len().max(room.used_words), 0);
-        spare.node = Some(NodeRoom { used_words: words.len(), ..room });
+        spare.node = Some(NodeMemory { used_words: words.len(), ..room });
         let mut parts: SmallVec<[_; 2]> = SmallVec::new();
         parts.push((room.at, words));
         if let Some(leaf) = leaf {
@@ -116,9 +116,9 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         &self,
         record: (&[u8], &[u8]),
         place: SlotPlace<'_>,
-        leaf: LeafRoom,
-        spare: &mut Spare,
-    ) -> Result<(), Miss> {
+        leaf: LeafMemory,
+        spare: &mut SpareMemory,
+    ) -> Result<(), MissCause> {
         self.fabric().charge(Work::ChangeNode).await;
         let new_leaf = LeafCopy::first(self.form, leaf, place.at, record);
         self.write(&[(leaf.at, new_leaf.words())], spare).await?;
@@ -129,12 +129,12 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     pub(super) async fn write(
         &self,
         parts: &[(GlobalAddr, SmallVec<[u64; 8]>)],
-        spare: &mut Spare,
-    ) -> Result<(), Miss> {
+        spare: &mut SpareMemory,
+    ) -> Result<(), MissCause> {
         let written = self.radix.write_unlinked(parts).await;
         if written.is_err() {
             // WRITEs to this memory may still land.
-            *spare = Spare::default();
+            *spare = SpareMemory::default();
         }
         Ok(written?)
     }
@@ -145,8 +145,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         place: &SlotPlace<'_>,
         to: RadixSlot,
         with_leaf: bool,
-        spare: &mut Spare,
-    ) -> Result<(), Miss> {
+        spare: &mut SpareMemory,
+    ) -> Result<(), MissCause> {
         match self.radix.swap_slot(place.at, place.slot, to).await {
             Ok(SlotSwap::Done) => {
                 if spare.node.is_some_and(|room| room.at == to.at()) {
@@ -161,19 +161,19 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             Ok(SlotSwap::Not) => {
                 // Whatever is there now is not cached.
                 self.forget(place);
-                Err(Miss::Restart)
+                Err(MissCause::Restart)
             }
             Ok(SlotSwap::Unknown) if !with_leaf => {
                 spare.node = None; // lost, or in the tree
-                Err(Miss::Restart)
+                Err(MissCause::Restart)
             }
             Ok(SlotSwap::Unknown) => {
                 spare.in_doubt = true;
-                Err(Miss::Restart)
+                Err(MissCause::Restart)
             }
             Err(error) => {
                 if let RemoteError::Indeterminate(_) = error {
-                    *spare = Spare::default();
+                    *spare = SpareMemory::default();
                 }
                 Err(error.into())
             }
@@ -182,15 +182,15 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 
     /// Makes room in a node of which all slots are in use: the first slot of the next size
     /// (smart.N5).
-    async fn grow<'k>(&self, node: NodeCopy, key: &'k [u8]) -> Result<SlotPlace<'k>, Miss> {
+    async fn grow<'k>(&self, node: NodeCopy, key: &'k [u8]) -> Result<SlotPlace<'k>, MissCause> {
         let header = node.header.clone();
-        let size = header.size.grown().ok_or(Miss::Restart)?;
+        let size = header.size.grown().ok_or(MissCause::Restart)?;
         let mut grown = header.clone();
         grown.size = size;
         let place = node.at.plus(8);
         let (from, to) = (header.to_bits(self.form), grown.to_bits(self.form));
         if self.radix.swap_word(place, from, to).await? == SlotSwap::Not {
-            return Err(Miss::Restart);
+            return Err(MissCause::Restart);
         }
         let number = header.size.slots();
         let mut node = NodeCopy { header: grown, ..node };
@@ -201,7 +201,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 
     /// Takes back what an operation has not linked (radix.M2).
-    pub(super) fn give_back(&self, spare: Spare) {
+    pub(super) fn give_back(&self, spare: SpareMemory) {
         if spare.in_doubt {
             return;
         }

@@ -10,9 +10,9 @@ use super::SmartIndex;
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr};
 use farleaf_index::{IndexError, check_fill};
 use farleaf_page::{
-    Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, RadixSlot, common_bytes,
+    Layout, LeafCopy, LeafMemory, NodeCopy, NodeSize, Octets, RadixSlot, common_bytes,
 };
-use farleaf_pool::remote::{Miss, NodeRoom, RemoteError, SlotSwap};
+use farleaf_pool::remote::{MissCause, NodeMemory, RemoteError, SlotSwap};
 use farleaf_pool::wire::Refusal;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 /// A node whose last child may still come.
 #[derive(Debug)]
 struct OpenRadixNode {
-    room: NodeRoom,
+    room: NodeMemory,
     path: Octets,
     slots: Vec<u64>,
 }
@@ -28,7 +28,7 @@ struct OpenRadixNode {
 /// A part of the tree whose parent is not known yet.
 #[derive(Debug)]
 enum UnlinkedSubtree {
-    Leaf(LeafRoom, (Octets, Octets)),
+    Leaf(LeafMemory, (Octets, Octets)),
     Node(OpenRadixNode),
 }
 
@@ -41,8 +41,8 @@ struct RadixLoad<'a, F: Fabric, L: Layout> {
     last: Option<UnlinkedSubtree>,
     in_flight: VecDeque<(GlobalAddr, NodeWords, F::Op<Buffer>)>,
     /// Memory of the load that no WRITE in flight may change, but for those above (radix.M2).
-    leaves: Vec<LeafRoom>,
-    nodes: Vec<NodeRoom>,
+    leaves: Vec<LeafMemory>,
+    nodes: Vec<NodeMemory>,
     /// Whether the root slot may lead to the tree.
     may_be_shown: bool,
 }
@@ -98,7 +98,7 @@ impl<F: Fabric, L: Layout> RadixLoad<'_, F, L> {
                 }
                 self.close_to(common_bytes(before, &key), &key).await?;
             }
-            let size = LeafRoom::size_for(self.index.form, &key, &value);
+            let size = LeafMemory::size_for(self.index.form, &key, &value);
             let size =
                 size.ok_or(IndexError::InvalidArgument("a leaf has no room for a record"))?;
             let leaf = self.index.radix.take_leaf(size).await?;
@@ -205,7 +205,7 @@ impl<F: Fabric, L: Layout> RadixLoad<'_, F, L> {
                 let node = NodeCopy::made(self.index.form, room.at, place, (&path, size, slots));
                 let mut words: NodeWords = node.words().collect();
                 words.resize(words.len().max(room.used_words), 0);
-                self.nodes.push(NodeRoom { used_words: words.len(), ..room });
+                self.nodes.push(NodeMemory { used_words: words.len(), ..room });
                 (room.at, words, RadixSlot::node(byte, room.at, size))
             }
         };
@@ -270,7 +270,7 @@ impl<F: Fabric, L: Layout> RadixLoad<'_, F, L> {
         let swap = async || match index.radix.swap_slot(index.root, RadixSlot::FREE, slot).await? {
             SlotSwap::Done => Ok(()),
             SlotSwap::Not => match index.check_free().await {
-                Ok(()) => Err(Miss::Restart),
+                Ok(()) => Err(MissCause::Restart),
                 Err(error) => Err(error.into()),
             },
             SlotSwap::Unknown => Err(index.not_empty().after_a_change(index.root.server()).into()),

@@ -2,20 +2,20 @@
 
 use super::SmartIndex;
 use super::find::RadixDescent;
-use super::link::Spare;
+use super::link::SpareMemory;
 use super::together::{GroupAnswers, only};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
 use farleaf_page::{EditAction, EditAnswer, LEAF_WORDS, Layout, LeafCopy, Octets, RadixSlot};
-use farleaf_pool::remote::{EntryHold, LeafChange, Miss};
+use farleaf_pool::remote::{EntryHold, LeafChange, MissCause};
 use std::cell::Cell;
 
 /// The most bytes that a value which has outgrown its leaf gets beyond its length.
 const MAX_ROOM: usize = 1_024;
 
 /// What operations make of a key, one after the other.
-struct Effect {
+struct KeyEffect {
     value: Option<Octets>,
     /// Whether one of them was applied.
     changes: bool,
@@ -132,7 +132,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         actions: &[EditAction<Octets>],
         posted: &Cell<bool>,
     ) -> Result<GroupAnswers<EditAnswer<Octets>>, IndexError> {
-        let mut spare = Spare::default();
+        let mut spare = SpareMemory::default();
         let attempt = async || self.try_change(key, actions, &mut spare, posted).await;
         let outcome = self.radix.attempts(attempt).await;
         let outcome = match outcome {
@@ -148,14 +148,14 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         &self,
         key: &[u8],
         actions: &[EditAction<Octets>],
-        spare: &mut Spare,
+        spare: &mut SpareMemory,
         posted: &Cell<bool>,
-    ) -> Result<GroupAnswers<EditAnswer<Octets>>, Miss> {
+    ) -> Result<GroupAnswers<EditAnswer<Octets>>, MissCause> {
         let turns = self.is_divided.then(|| &self.sides.of(key).turns);
         let found = self.find(key, turns).await?;
         if spare.in_doubt && self.has_linked(&found, spare).await? {
             // An earlier attempt has linked the leaf.
-            *spare = Spare::default();
+            *spare = SpareMemory::default();
             return Ok(self.effect_of(actions, None).answers);
         }
         spare.in_doubt = false;
@@ -164,7 +164,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             RadixDescent::None(_) => None,
         };
         let is_absent = before.is_none();
-        let Effect { value, changes, answers } = self.effect_of(actions, before);
+        let KeyEffect { value, changes, answers } = self.effect_of(actions, before);
         if !changes || is_absent && value.is_none() {
             return Ok(answers);
         }
@@ -183,7 +183,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                     self.write_leaf((leaf, hold), LeafChange::Leaf(room), posted).await
                 {
                     // An earlier attempt may have posted another change.
-                    if !posted.get() || matches!(error, Miss::Restart) {
+                    if !posted.get() || matches!(error, MissCause::Restart) {
                         spare.leaf = lost;
                     }
                     return Err(error);
@@ -212,7 +212,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         (leaf, hold): (LeafCopy, Option<EntryHold<'_>>),
         to: LeafChange<'_>,
         posted: &Cell<bool>,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         match hold {
             Some(hold) => {
                 self.fabric().charge(Work::ChangeNode).await;
@@ -230,7 +230,11 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 
     /// Whether the leaf of an earlier attempt, whose CAS has an unknown outcome, is in the tree.
-    async fn has_linked(&self, found: &RadixDescent<'_, '_>, spare: &Spare) -> Result<bool, Miss> {
+    async fn has_linked(
+        &self,
+        found: &RadixDescent<'_, '_>,
+        spare: &SpareMemory,
+    ) -> Result<bool, MissCause> {
         Ok(match (found, spare.leaf) {
             (RadixDescent::Leaf(leaf, ..), Some(own)) if leaf.room == own => true,
             // Another client may have found it and moved it since (radix.B4).
@@ -241,7 +245,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         })
     }
 
-    fn effect_of(&self, actions: &[EditAction<Octets>], before: Option<Octets>) -> Effect {
+    fn effect_of(&self, actions: &[EditAction<Octets>], before: Option<Octets>) -> KeyEffect {
         let (mut value, mut changes, mut answers) = (before.clone(), false, GroupAnswers::new());
         for action in actions {
             let alike = self.fabric().breaks(rules::COMBINED_IN_ORDER);
@@ -252,6 +256,6 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             }
             answers.push(answer);
         }
-        Effect { value, changes, answers }
+        KeyEffect { value, changes, answers }
     }
 }

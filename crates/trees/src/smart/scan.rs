@@ -14,16 +14,16 @@ use super::cache::KnownNode;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, Work};
 use farleaf_index::{IndexError, ScanResult};
 use farleaf_page::{
-    Layout, LeafCopy, LeafRoom, NodeCopy, NodeSize, Octets, RadixChild, RadixSlot, just_after,
+    Layout, LeafCopy, LeafMemory, NodeCopy, NodeSize, Octets, RadixChild, RadixSlot, just_after,
     just_before,
 };
-use farleaf_pool::remote::{Miss, node_of};
+use farleaf_pool::remote::{MissCause, node_of};
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
 /// The rest of a scan: keys from `low`, to those that begin with `high`, included.
 #[derive(Clone, Debug)]
-struct Rest {
+struct RestOfScan {
     low: Octets,
     high: Octets,
     reverse: bool,
@@ -35,7 +35,7 @@ fn is_up_to(low: &[u8], high: &[u8]) -> bool {
     low[..both] <= high[..both]
 }
 
-impl Rest {
+impl RestOfScan {
     /// `None` if no key is within the bounds.
     fn of(scan: &ScanResult<Octets>) -> Option<Self> {
         let low = match &scan.lower {
@@ -102,21 +102,21 @@ impl Rest {
     /// The children of a node that may have keys of the range, in the order of the scan.
     ///
     /// # Errors
-    /// [`Miss::Restart`] if two slots are for the same byte, which only a damaged node has
+    /// [`MissCause::Restart`] if two slots are for the same byte, which only a damaged node has
     /// (smart.N2).
-    fn children(&self, node: &NodeCopy) -> Result<Vec<RadixSlot>, Miss> {
+    fn children(&self, node: &NodeCopy) -> Result<Vec<RadixSlot>, MissCause> {
         let slots = node.in_use().map(|(_, slot)| slot);
         let wanted = slots.filter(|slot| self.wants(&node.path, slot.byte()));
         let mut slots: Vec<RadixSlot> = wanted.collect();
         slots.sort_unstable_by_key(|slot| self.place_of(slot.byte()));
         match slots.windows(2).any(|pair| pair[0].byte() == pair[1].byte()) {
-            true => Err(Miss::Restart),
+            true => Err(MissCause::Restart),
             false => Ok(slots),
         }
     }
 
     /// Those of a node's leaves that may have keys of the range, in the order of the scan.
-    fn wanted(&self, path: &[u8], mut leaves: Vec<RadixSlot>) -> Vec<LeafRoom> {
+    fn wanted(&self, path: &[u8], mut leaves: Vec<RadixSlot>) -> Vec<LeafMemory> {
         leaves.retain(|slot| self.wants(path, slot.byte()));
         leaves.sort_unstable_by_key(|slot| self.place_of(slot.byte()));
         leaves.into_iter().map(RadixSlot::leaf_room).collect()
@@ -128,7 +128,7 @@ impl Rest {
 enum NextInScan {
     /// A node, and what the path begins with that it must have.
     Node(GlobalAddr, NodeSize, Octets),
-    Leaf(LeafRoom),
+    Leaf(LeafMemory),
     Record(Octets, Octets),
 }
 
@@ -156,20 +156,20 @@ impl NextInScan {
 
 /// A copy of what is next.
 #[derive(Debug)]
-enum Copied {
+enum CopiedNode {
     Node(NodeCopy),
     Leaf(LeafCopy),
 }
 
 /// Leaves that were read together with the node that leads to them.
-type Early = BTreeMap<GlobalAddr, LeafCopy>;
+type EarlyLeaves = BTreeMap<GlobalAddr, LeafCopy>;
 
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     pub(super) async fn records(
         &self,
         scan: &ScanResult<Octets>,
     ) -> Result<Vec<(Octets, Octets)>, IndexError> {
-        let (mut rest, mut records) = (Rest::of(scan), Vec::new());
+        let (mut rest, mut records) = (RestOfScan::of(scan), Vec::new());
         let attempt = async || self.go_on(&mut rest, scan.limit, &mut records).await;
         self.radix.attempts(attempt).await?;
         Ok(records)
@@ -178,10 +178,10 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// Scans until nothing of `rest` is left or there are `limit` records.
     async fn go_on(
         &self,
-        rest: &mut Option<Rest>,
+        rest: &mut Option<RestOfScan>,
         limit: usize,
         records: &mut Vec<(Octets, Octets)>,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         while let Some(range) = rest.clone()
             && records.len() < limit
         {
@@ -222,11 +222,11 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// `leaves` with it, which the first node is likely to lead to.
     async fn read_ahead(
         &self,
-        range: &Rest,
+        range: &RestOfScan,
         room: usize,
         ahead: &mut VecDeque<NextInScan>,
-        leaves: Vec<LeafRoom>,
-    ) -> Result<(), Miss> {
+        leaves: Vec<LeafMemory>,
+    ) -> Result<(), MissCause> {
         let most = room.min((self.fabric().depth() / 2).max(1));
         let (mut posted, mut weight) = (Vec::new(), 0);
         while weight < most
@@ -260,16 +260,16 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             // No buffer is kept while a READ that is repeated may wait for one (R5).
             let copy = match (&next, buffer) {
                 (NextInScan::Leaf(leaf), Some(buffer)) => {
-                    self.radix.leaf_in(*leaf, &buffer).map(Copied::Leaf)
+                    self.radix.leaf_in(*leaf, &buffer).map(CopiedNode::Leaf)
                 }
                 (NextInScan::Node(at, ..), Some(buffer)) => {
-                    node_of(self.form, *at, &buffer).map(Copied::Node)
+                    node_of(self.form, *at, &buffer).map(CopiedNode::Node)
                 }
                 _ => None,
             };
             read.push((next, copy));
         }
-        let mut early = Early::new();
+        let mut early = EarlyLeaves::new();
         for (at, operation) in early_posted {
             if let Some(buffer) = outcome_of(operation.await)?
                 && let Some(leaf) = self.radix.leaf_in(at, &buffer)
@@ -289,15 +289,15 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     /// Appends to `content` what a node or a leaf has of the range. READs it if there is no copy.
     async fn open(
         &self,
-        range: &Rest,
+        range: &RestOfScan,
         next: NextInScan,
-        copy: Option<Copied>,
-        early: &Early,
+        copy: Option<CopiedNode>,
+        early: &EarlyLeaves,
         content: &mut Vec<NextInScan>,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         match (next, copy) {
             (record @ NextInScan::Record(..), _) => content.push(record),
-            (NextInScan::Leaf(_), Some(Copied::Leaf(leaf))) => {
+            (NextInScan::Leaf(_), Some(CopiedNode::Leaf(leaf))) => {
                 content.extend(self.record_of(range, leaf).await?);
             }
             (NextInScan::Leaf(at), _) => {
@@ -306,13 +306,13 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             }
             (NextInScan::Node(at, size, known), copy) => {
                 let mut node = match copy {
-                    Some(Copied::Node(node)) => node,
+                    Some(CopiedNode::Node(node)) => node,
                     _ => self.radix.read_radix_node(at, size).await?,
                 };
                 while node.slots.len() < node.header.size.slots() {
                     node = self.radix.read_radix_node(at, node.header.size).await?;
                 }
-                node.path = node.header.path_below(&known).ok_or(Miss::Restart)?; // smart.S1
+                node.path = node.header.path_below(&known).ok_or(MissCause::Restart)?; // smart.S1
                 self.cache(&range.nearest(&node.path)).admit(&node);
                 for slot in range.children(&node)? {
                     match early.get(&slot.at()) {
@@ -328,11 +328,15 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 
     /// The record of a leaf, or of the one that took its place, if it is in the range.
-    async fn record_of(&self, range: &Rest, leaf: LeafCopy) -> Result<Option<NextInScan>, Miss> {
+    async fn record_of(
+        &self,
+        range: &RestOfScan,
+        leaf: LeafCopy,
+    ) -> Result<Option<NextInScan>, MissCause> {
         let mut leaf = leaf;
         while let Some(larger) = leaf.moved() {
             if larger.leaf_words() <= leaf.room.words() {
-                return Err(Miss::Restart); // radix.B4
+                return Err(MissCause::Restart); // radix.B4
             }
             leaf = self.radix.read_leaf(larger.leaf_room()).await?;
         }
@@ -346,7 +350,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
 }
 
 /// What was read; `None` if that has to be repeated.
-fn outcome_of(outcome: Result<Buffer, FabricError>) -> Result<Option<Buffer>, Miss> {
+fn outcome_of(outcome: Result<Buffer, FabricError>) -> Result<Option<Buffer>, MissCause> {
     match outcome {
         Ok(buffer) => Ok(Some(buffer)),
         Err(FabricError::Indeterminate { .. } | FabricError::QueueFull { .. }) => Ok(None),
@@ -393,7 +397,7 @@ mod tests {
                 let mut expected: Vec<&Octets> = keys.iter().filter(is_within).collect();
                 let scan =
                     ScanResult { lower: lower.clone(), upper: upper.clone(), reverse, limit: 999 };
-                let (mut rest, mut found) = (Rest::of(&scan), Vec::new());
+                let (mut rest, mut found) = (RestOfScan::of(&scan), Vec::new());
                 while let Some(range) = rest {
                     let first = range.first();
                     let is_known = |path: &&Vec<u8>| path.len() <= most && first.starts_with(path);

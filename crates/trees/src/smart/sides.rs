@@ -9,7 +9,7 @@
 
 use super::SmartOptions;
 use super::cache::SmartCache;
-use super::together::Groups;
+use super::together::KeyGroups;
 use crate::sides::{ClientSides, PerServer, SideErrors};
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
@@ -26,8 +26,8 @@ const REFUSALS: SideErrors = SideErrors {
 #[derive(Debug)]
 pub(super) struct RadixSide {
     pub(super) cache: SmartCache,
-    pub(super) lookups: Groups<(), Option<Octets>>,
-    pub(super) changes: Groups<EditAction<Octets>, EditAnswer<Octets>>,
+    pub(super) lookups: KeyGroups<(), Option<Octets>>,
+    pub(super) changes: KeyGroups<EditAction<Octets>, EditAnswer<Octets>>,
     /// Turns at the leaves that only this compute server changes.
     pub(super) turns: Arc<EntryLocks>,
 }
@@ -36,8 +36,8 @@ impl RadixSide {
     fn new(cache_bytes: u64) -> Self {
         Self {
             cache: SmartCache::new(cache_bytes),
-            lookups: Groups::new(false),
-            changes: Groups::new(true),
+            lookups: KeyGroups::new(false),
+            changes: KeyGroups::new(true),
             turns: Arc::new(EntryLocks::exclusive()),
         }
     }

@@ -110,7 +110,7 @@ impl<A> UnresolvedChanges<A> {
 
 /// The keys that clients of a compute server are at.
 #[derive(Debug)]
-pub(super) struct Groups<O, A> {
+pub(super) struct KeyGroups<O, A> {
     /// Whether the operations change their key.
     are_changes: bool,
     keys: Mutex<BTreeMap<Octets, GroupKey<O, A>>>,
@@ -125,15 +125,15 @@ struct GroupKey<O, A> {
 
 /// What an operation can do.
 enum GroupRole<'a, O, A> {
-    Lead(Lead<'a, O, A>),
-    Wait(Waiter<'a, O, A>),
+    Lead(GroupLead<'a, O, A>),
+    Wait(GroupWaiter<'a, O, A>),
     /// Execute itself alone.
     Alone,
 }
 
 /// The right to execute a group. The leader's own operation is not in there.
-struct Lead<'a, O, A> {
-    groups: &'a Groups<O, A>,
+struct GroupLead<'a, O, A> {
+    groups: &'a KeyGroups<O, A>,
     key: Octets,
     others: Vec<(O, OutcomeSlot<A>)>,
     /// How many of them have come before the leader.
@@ -144,7 +144,7 @@ struct Lead<'a, O, A> {
     leader: Option<UnresolvedFlag>,
 }
 
-impl<O, A> Drop for Lead<'_, O, A> {
+impl<O, A> Drop for GroupLead<'_, O, A> {
     /// Tells those that have no answer, and lets another operation lead.
     fn drop(&mut self) {
         let may_change = self.may_change.get();
@@ -168,15 +168,15 @@ impl<O, A> Drop for Lead<'_, O, A> {
 }
 
 /// An operation that waits for its outcome, or for its turn to lead.
-struct Waiter<'a, O, A> {
-    groups: &'a Groups<O, A>,
+struct GroupWaiter<'a, O, A> {
+    groups: &'a KeyGroups<O, A>,
     key: Octets,
     seat: OutcomeSlot<A>,
     /// Of its handle; `None` if the operation changes nothing.
     unsettled: Option<&'a UnresolvedChanges<A>>,
 }
 
-impl<O, A> Drop for Waiter<'_, O, A> {
+impl<O, A> Drop for GroupWaiter<'_, O, A> {
     /// Leaves the group. If it is closed, its leader may make the change (smart.T3).
     fn drop(&mut self) {
         if !self.withdraw()
@@ -187,7 +187,7 @@ impl<O, A> Drop for Waiter<'_, O, A> {
     }
 }
 
-impl<'a, O, A> Waiter<'a, O, A> {
+impl<'a, O, A> GroupWaiter<'a, O, A> {
     /// Leaves the group, if it is not closed. Returns whether it was not.
     fn withdraw(&self) -> bool {
         let mut keys = lock(&self.groups.keys);
@@ -202,7 +202,7 @@ impl<'a, O, A> Waiter<'a, O, A> {
     }
 
     /// Closes the group and leads it, if none is being executed (smart.T1).
-    fn lead(&self) -> Option<Lead<'a, O, A>> {
+    fn lead(&self) -> Option<GroupLead<'a, O, A>> {
         let mut keys = lock(&self.groups.keys);
         let key = keys.get_mut(&self.key).filter(|key| !key.is_led)?;
         let earlier = key.waiting.iter().position(|(_, seat)| Arc::ptr_eq(seat, &self.seat))?;
@@ -211,11 +211,11 @@ impl<'a, O, A> Waiter<'a, O, A> {
         let mut others = std::mem::take(&mut key.waiting);
         others.remove(earlier);
         let (groups, key) = (self.groups, self.key.clone());
-        Some(Lead { groups, key, others, earlier, may_change: Cell::new(false), leader: None })
+        Some(GroupLead { groups, key, others, earlier, may_change: Cell::new(false), leader: None })
     }
 }
 
-impl<O: Clone, A: Clone> Groups<O, A> {
+impl<O: Clone, A: Clone> KeyGroups<O, A> {
     pub(super) fn new(are_changes: bool) -> Self {
         Self { are_changes, keys: Mutex::new(BTreeMap::new()) }
     }
@@ -231,14 +231,14 @@ impl<O: Clone, A: Clone> Groups<O, A> {
             keys.insert(number.clone(), GroupKey { is_led: true, waiting: Vec::new() });
             let (others, may_change, leader) = (Vec::new(), Cell::new(false), None);
             let (groups, key, earlier) = (self, number.clone(), 0);
-            return GroupRole::Lead(Lead { groups, key, others, earlier, may_change, leader });
+            return GroupRole::Lead(GroupLead { groups, key, others, earlier, may_change, leader });
         };
         if key.waiting.len() == MAX_GROUP - 1 {
             return GroupRole::Alone;
         }
         let seat: OutcomeSlot<A> = Arc::new(Mutex::new(None));
         key.waiting.push((operation, seat.clone()));
-        GroupRole::Wait(Waiter { groups: self, key: number.clone(), seat, unsettled })
+        GroupRole::Wait(GroupWaiter { groups: self, key: number.clone(), seat, unsettled })
     }
 
     /// Executes an operation on `key`, alone or with others. `execute` gets the operations of a
@@ -260,7 +260,7 @@ impl<O: Clone, A: Clone> Groups<O, A> {
             let answers = execute(alone, &Cell::new(false)).await?;
             only(answers, server)
         };
-        let lead = async |mut lead: Lead<'_, O, A>| {
+        let lead = async |mut lead: GroupLead<'_, O, A>| {
             lead.leader = unsettled.map(|unsettled| unsettled.own.clone());
             self.led(fabric, lead, operation.clone(), server, &execute).await
         };
@@ -298,7 +298,7 @@ impl<O: Clone, A: Clone> Groups<O, A> {
     async fn led<F: Fabric>(
         &self,
         fabric: &F,
-        mut lead: Lead<'_, O, A>,
+        mut lead: GroupLead<'_, O, A>,
         own: O,
         server: ServerId,
         execute: &impl AsyncFn(&[O], &Cell<bool>) -> Result<GroupAnswers<A>, IndexError>,
@@ -345,7 +345,7 @@ fn unknown(server: ServerId) -> IndexError {
 mod tests {
     use super::*;
 
-    type NumberGroups = Groups<u64, u64>;
+    type NumberGroups = KeyGroups<u64, u64>;
 
     fn key() -> Octets {
         Octets::from_slice(b"key")
@@ -355,7 +355,7 @@ mod tests {
         changes: &'a NumberGroups,
         operation: u64,
         unsettled: &'a UnresolvedChanges<u64>,
-    ) -> Waiter<'a, u64, u64> {
+    ) -> GroupWaiter<'a, u64, u64> {
         match changes.join(&key(), operation, Some(unsettled)) {
             GroupRole::Wait(waiter) => waiter,
             _ => panic!("{operation} does not wait"),

@@ -14,7 +14,7 @@ use farleaf_bench::input::{CsvOptions, KeySample, read_records};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::strings::{KeyForm, StringForm};
 use farleaf_bench::workload::{
-    Distribution, Harness, InsertedCounts, Mix, OperationStream, StreamConfig,
+    Distribution, HarnessDeviations, InsertedCounts, OperationMix, OperationStream, StreamConfig,
 };
 use farleaf_cluster::client::ClusterConnection;
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
@@ -44,7 +44,7 @@ pub(crate) struct ClientBenchArguments {
     /// Run this mix of operations: `farleaf-lab bench --help` lists the names [default: ycsb-b,
     /// with --existing read-only]
     #[arg(long, value_name = "NAME", value_parser = mix)]
-    workload: Option<Mix>,
+    workload: Option<OperationMix>,
     /// Use this many keys, evenly spread over all 64-bit numbers
     #[arg(long, value_name = "N", default_value = "1M", value_parser = units::positive)]
     keys: u64,
@@ -113,8 +113,8 @@ pub(crate) struct ClientBenchArguments {
     json: bool,
 }
 
-fn mix(name: &str) -> Result<Mix, String> {
-    Mix::named(name).map_err(|error| error.to_string())
+fn mix(name: &str) -> Result<OperationMix, String> {
+    OperationMix::named(name).map_err(|error| error.to_string())
 }
 
 /// The keys of a run.
@@ -150,11 +150,11 @@ fn existing_keys<L: ClusterLayout>(
 
 impl ClientBenchArguments {
     /// The mix of operations.
-    fn mix(&self) -> anyhow::Result<Mix> {
+    fn mix(&self) -> anyhow::Result<OperationMix> {
         let default = if self.existing { "read-only" } else { "ycsb-b" };
         Ok(match &self.workload {
             Some(mix) => mix.clone(),
-            None => Mix::named(default)?,
+            None => OperationMix::named(default)?,
         })
     }
 
@@ -371,7 +371,7 @@ fn run_on<O: KeyValueForm<Layout: ClusterLayout>>(
         clustered: arguments.clustered,
         keys: keys.clone(),
         seed: arguments.seed,
-        harness: Harness::default(),
+        harness: HarnessDeviations::default(),
     };
     let clients = usize::from(arguments.clients);
     let inserted = Arc::new(InsertedCounts::new(clients, 0));

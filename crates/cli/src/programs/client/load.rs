@@ -1,7 +1,7 @@
 //! `farleaf client load`: loads records from a CSV file.
 
 use super::{AbandonSignal, CommandOutcome, sending};
-use crate::programs::layout::{FromRows, Reading};
+use crate::programs::layout::{FromRows, RowReading};
 use clap::Args;
 use farleaf_bench::input::{CsvOptions, InputRows};
 use farleaf_cluster::client::{ClusterClient, ClusterConnection};
@@ -140,7 +140,7 @@ pub(super) fn run<L: FromRows>(
 ) -> anyhow::Result<CommandOutcome> {
     let (key, value) = (arguments.key_column.clone(), arguments.value_column.clone());
     let csv = CsvOptions { key, value, max_field_bytes: arguments.max_field_bytes };
-    let reading = Reading { csv, has_header: !arguments.no_header };
+    let reading = RowReading { csv, has_header: !arguments.no_header };
     let bar = output::bar("records", None);
     let (loaded, warning) = connection.run(async |client| {
         let rows = L::open(&arguments.file, &reading)?;

@@ -14,7 +14,7 @@ use commands::run_line;
 use super::ClusterLocation;
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use farleaf_cluster::client::{ClusterConnection, ConnectionConfig, Located};
+use farleaf_cluster::client::{ClusterConnection, ConnectionConfig, LocatedCluster};
 use farleaf_cluster::layouts::{ClusterLayout, LayoutName};
 use farleaf_cluster::text::Notation;
 use farleaf_cluster::with_layout;
@@ -58,7 +58,7 @@ pub(crate) struct ClusterAccess {
 
 impl ClusterAccess {
     /// Finds the cluster. Clients of its connection have at most `depth` requests in flight.
-    pub(super) fn locate(&self, depth: usize) -> anyhow::Result<Located> {
+    pub(super) fn locate(&self, depth: usize) -> anyhow::Result<LocatedCluster> {
         let located = locate(&self.place, &self.timeout, depth)?;
         if self.hex && located.layout() == LayoutName::Numbers {
             return usage("--hex is for byte strings, and this cluster has u64 keys");
@@ -187,12 +187,12 @@ pub(crate) fn locate(
     place: &ClusterLocation,
     timeout: &OperationTimeout,
     depth: usize,
-) -> anyhow::Result<Located> {
+) -> anyhow::Result<LocatedCluster> {
     let (catalog, token) = place.find()?;
     let deadline = timeout.deadline_seconds;
     let cluster = place.cluster.clone();
     let config = ConnectionConfig { cluster, catalog, token, deadline, depth };
-    Ok(Located::find(&config)?)
+    Ok(LocatedCluster::find(&config)?)
 }
 
 /// A request to end a long command early; never raised by default.
@@ -318,7 +318,7 @@ impl<L: ClusterLayout> OpenedConnection for ClusterConnection<L> {
         abandon: &AbandonSignal,
     ) -> (anyhow::Result<CommandOutcome>, bool) {
         let ran = ClusterConnection::run(self, async |client| {
-            let mut out = Printed { out: std::io::stdout().lock(), is_printed: false };
+            let mut out = PrintedWriter { out: std::io::stdout().lock(), is_printed: false };
             let outcome = run_line::<L>(&client, line, notation, abandon, &mut out).await;
             let flushed = out.flush().context("cannot write stdout");
             let outcome = outcome.and_then(|outcome| flushed.map(|()| outcome));
@@ -337,12 +337,12 @@ impl<L: ClusterLayout> OpenedConnection for ClusterConnection<L> {
 }
 
 /// A writer that records whether anything was written.
-struct Printed<W> {
+struct PrintedWriter<W> {
     out: W,
     is_printed: bool,
 }
 
-impl<W: Write> Write for Printed<W> {
+impl<W: Write> Write for PrintedWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.is_printed |= !bytes.is_empty();
         self.out.write(bytes)

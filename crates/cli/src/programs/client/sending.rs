@@ -29,7 +29,7 @@ const ATTEMPTS: u32 = 8;
 
 /// Why a load stopped, and what it has loaded.
 #[derive(Debug)]
-pub(super) struct Stopped {
+pub(super) struct StoppedLoad {
     pub(super) error: IndexError,
     /// So many of the first rows are loaded.
     pub(super) loaded: u64,
@@ -37,14 +37,14 @@ pub(super) struct Stopped {
     pub(super) unknown: u64,
 }
 
-impl fmt::Display for Stopped {
+impl fmt::Display for StoppedLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&before(self.loaded, self.unknown))?;
         write!(f, ": {}", self.error)
     }
 }
 
-impl std::error::Error for Stopped {}
+impl std::error::Error for StoppedLoad {}
 
 /// Says how many rows were loaded before an error.
 pub(super) fn before(loaded: u64, unknown: u64) -> String {
@@ -131,12 +131,12 @@ impl<L: Layout> SendLane<L> {
 /// number of each request's records to `count`. Returns the number of all.
 ///
 /// # Errors
-/// [`Stopped`].
+/// [`StoppedLoad`].
 pub(super) async fn send<L: ClusterLayout>(
     client: &ClusterClient<L>,
     rows: &mut dyn FnMut() -> Option<OwnedRecord<L>>,
     count: &dyn Fn(u64),
-) -> Result<u64, Stopped> {
+) -> Result<u64, StoppedLoad> {
     let lane = || SendLane { records: Vec::new(), sent: 0 };
     let lanes = (0..LANES).map(|_| lane()).collect();
     let kept = UnflushedRows { rows, lanes, records: 0, bytes: 0, is_over: false, error: None };
@@ -146,7 +146,7 @@ pub(super) async fn send<L: ClusterLayout>(
         let outcome = send_kept(client, &kept, count).await;
         let records = kept.borrow().records as u64;
         if let Err(error) = outcome {
-            return Err(Stopped { error, loaded, unknown: records });
+            return Err(StoppedLoad { error, loaded, unknown: records });
         }
         loaded += records;
         kept.borrow_mut().forget();

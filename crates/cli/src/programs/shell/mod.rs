@@ -6,7 +6,7 @@ mod words;
 
 use super::client::{AbandonSignal, ClientCommand, ClusterAccess, CommandOutcome};
 use super::status;
-use super::terminal::Modes;
+use super::terminal::TerminalModes;
 use anyhow::Context;
 use clap::Args;
 use farleaf_command_line::output::{causes, error_line, is_broken_pipe, note};
@@ -43,7 +43,7 @@ enum ShellStep {
     End,
 }
 
-struct Shell<'a> {
+struct ClusterShell<'a> {
     arguments: &'a ShellArguments,
     abandon: &'a AbandonSignal,
     session: ShellSession<'a>,
@@ -57,7 +57,7 @@ fn say(text: &str) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-impl Shell<'_> {
+impl ClusterShell<'_> {
     /// Executes a line and prints its results, or `ok` if there are none. Returns the command's
     /// failure as the error.
     fn line(&mut self, text: &str) -> anyhow::Result<ShellStep> {
@@ -110,14 +110,14 @@ pub(crate) fn run(arguments: &ShellArguments) -> anyhow::Result<bool> {
         false => AbandonSignal::default(),
     };
     let session = ShellSession::new(&arguments.access, &abandon);
-    let shell = Shell { arguments, abandon: &abandon, session, more_help: String::new() };
+    let shell = ClusterShell { arguments, abandon: &abandon, session, more_help: String::new() };
     if is_interactive { prompt(shell).map(|()| true) } else { script(shell) }
 }
 
 /// On a signal, restores the terminal and ends the program. Otherwise the terminal would stay in
 /// the modes used for line editing.
 fn restore_when_ended() -> anyhow::Result<()> {
-    let Some(modes) = Modes::now() else { return Ok(()) };
+    let Some(modes) = TerminalModes::now() else { return Ok(()) };
     let mut signals = Signals::new([SIGTERM, SIGHUP])?;
     let work = move || {
         if let Some(signal) = signals.forever().next() {
@@ -131,7 +131,7 @@ fn restore_when_ended() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn prompt(mut shell: Shell<'_>) -> anyhow::Result<()> {
+fn prompt(mut shell: ClusterShell<'_>) -> anyhow::Result<()> {
     restore_when_ended().context("cannot catch signals")?;
     let config = Config::builder()
         .max_history_size(history::LINES)?
@@ -199,7 +199,7 @@ fn read_line(lines: &mut impl BufRead) -> io::Result<Option<Result<String, &'sta
     Ok(Some(String::from_utf8(line).map_err(|_| NOT_UTF_8)))
 }
 
-fn script(mut shell: Shell<'_>) -> anyhow::Result<bool> {
+fn script(mut shell: ClusterShell<'_>) -> anyhow::Result<bool> {
     let mut all_done = true;
     for number in 1_u64.. {
         let read = read_line(&mut io::stdin().lock()).context("cannot read stdin")?;

@@ -41,17 +41,17 @@ fn table(header: &[&str], right_from: usize) -> Table {
     table
 }
 
-/// Spaces between two columns of a [`Wide`] table.
+/// Spaces between two columns of a [`WideTable`] table.
 const GAP: usize = 2;
 
 /// A table with a line for each server, without borders. If it is wider than the terminal, the
 /// columns that do not fit follow in further tables, so that none is hidden.
-pub(super) struct Wide {
+pub(super) struct WideTable {
     /// The columns: a header and a cell for each server. The first one names the servers.
     columns: Vec<Vec<String>>,
 }
 
-impl Wide {
+impl WideTable {
     fn new<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> Self {
         let mut columns: Vec<Vec<String>> =
             header.iter().map(|name| vec![(*name).to_owned()]).collect();
@@ -119,7 +119,7 @@ fn part_of(part: Option<f64>, whole: f64) -> String {
 }
 
 /// The first columns are those to look at when a server is slow.
-fn servers(rows: &[ServerRow]) -> Wide {
+fn servers(rows: &[ServerRow]) -> WideTable {
     let header = [
         "server",
         "op/s",
@@ -158,11 +158,11 @@ fn servers(rows: &[ServerRow]) -> Wide {
             row.address.clone(),
         ]
     };
-    Wide::new(header, rows.iter().map(line))
+    WideTable::new(header, rows.iter().map(line))
 }
 
 /// The LSM trees of the compute servers that have any. `None` if no server has.
-pub(super) fn trees(rows: &[ServerRow]) -> Option<Wide> {
+pub(super) fn trees(rows: &[ServerRow]) -> Option<WideTable> {
     let header = [
         "server",
         "shards",
@@ -199,7 +199,7 @@ pub(super) fn trees(rows: &[ServerRow]) -> Option<Wide> {
             or_none(trees.index_bytes, bytes),
         ])
     };
-    let table = Wide::new(header, rows.iter().filter_map(line));
+    let table = WideTable::new(header, rows.iter().filter_map(line));
     (!table.is_empty()).then_some(table)
 }
 

@@ -8,7 +8,7 @@ mod draw;
 mod figures;
 
 use super::ClusterLocation;
-use super::terminal::{KeysAlone, Screen};
+use super::terminal::{AlternateScreen, SingleKeyMode};
 use anyhow::Context;
 use clap::Args;
 use farleaf_cluster::catalog::{Catalog, open};
@@ -140,8 +140,8 @@ pub(crate) fn run(arguments: &TopArguments) -> anyhow::Result<()> {
         None if is_live => u64::MAX,
         iterations => iterations.unwrap_or(1),
     };
-    let screen = is_live.then(Screen::begin).transpose()?;
-    let keys = screen.as_ref().and_then(|_| KeysAlone::begin());
+    let screen = is_live.then(AlternateScreen::begin).transpose()?;
+    let keys = screen.as_ref().and_then(|_| SingleKeyMode::begin());
     if keys.is_some() {
         listen(&stop)?;
     }
@@ -158,7 +158,7 @@ pub(crate) fn run(arguments: &TopArguments) -> anyhow::Result<()> {
             let trouble =
                 trouble.or(late).map(|why| format!("{why}; showing its state of {age_s} s ago"));
             // Without a terminal, all of a server's figures are in one line.
-            let width = screen.as_ref().map_or(usize::MAX, Screen::columns);
+            let width = screen.as_ref().map_or(usize::MAX, AlternateScreen::columns);
             let rows = rows(&standing, &before, &now);
             let text = draw::text(&standing, trouble.as_deref(), &rows, width);
             match &screen {

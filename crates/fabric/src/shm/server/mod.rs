@@ -21,7 +21,7 @@ mod table;
 
 use super::ShmError;
 use super::ring::{BadRing, Consumer, FILE_BYTES, Producer, RingDirection, RingRecordKind};
-use super::socket::{self, Packet, Received};
+use super::socket::{self, ReceivedPacket, SocketPacket};
 use crate::clock::ClusterClock;
 use crate::endpoint::timespec;
 use crate::handshake::{
@@ -476,7 +476,7 @@ impl<S: RpcService> ShmReactor<S> {
         &self,
         connection: &Arc<ShmServerConnection>,
         peer: &mut ShmPeer,
-        received: &Received,
+        received: &ReceivedPacket,
     ) -> Option<ConnectionStep> {
         match peer {
             ShmPeer::Greeting(responder) => {
@@ -512,8 +512,10 @@ impl<S: RpcService> ShmReactor<S> {
             ShmPeer::Proven(identity) => {
                 let identity = *identity;
                 *peer = match (identity.role, received.packet()?) {
-                    (PeerRole::Client, Packet::OpenProcess) => self.open_process(connection)?,
-                    (PeerRole::ComputeServer, Packet::OpenEndpoint { process }) => {
+                    (PeerRole::Client, SocketPacket::OpenProcess) => {
+                        self.open_process(connection)?
+                    }
+                    (PeerRole::ComputeServer, SocketPacket::OpenEndpoint { process }) => {
                         self.open_endpoint(connection, identity.number, process)?
                     }
                     _ => return None,
@@ -523,10 +525,10 @@ impl<S: RpcService> ShmReactor<S> {
             }
             ShmPeer::Process { number } => {
                 match received.packet()? {
-                    Packet::Fence { request, compute_server } => {
+                    SocketPacket::Fence { request, compute_server } => {
                         self.fence(connection, request, compute_server);
                     }
-                    Packet::Stopped { fence } => lock(&self.table).stopped(*number, fence),
+                    SocketPacket::Stopped { fence } => lock(&self.table).stopped(*number, fence),
                     _ => return None,
                 }
                 Some(ConnectionStep::Arm)
@@ -546,7 +548,7 @@ impl<S: RpcService> ShmReactor<S> {
     fn open_process(&self, connection: &Arc<ShmServerConnection>) -> Option<ShmPeer> {
         let region = self.service.region();
         let number = lock(&self.table).add_process(connection, self.config.max_processes)?;
-        let opened = Packet::Opened { number, bytes: region.bytes() as u64 };
+        let opened = SocketPacket::Opened { number, bytes: region.bytes() as u64 };
         socket::send_file(&connection.socket, opened, region.memfd()?).ok()?;
         Some(ShmPeer::Process { number })
     }
@@ -569,7 +571,7 @@ impl<S: RpcService> ShmReactor<S> {
             compute_server,
             self.config.max_endpoints,
         )?;
-        let opened = Packet::Opened { number, bytes: FILE_BYTES as u64 };
+        let opened = SocketPacket::Opened { number, bytes: FILE_BYTES as u64 };
         socket::send_file(&connection.socket, opened, file.memfd()?).ok()?;
         let request = Message::new();
         Some(ShmPeer::Endpoint(Box::new(ShmServerEndpoint {

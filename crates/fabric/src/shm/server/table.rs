@@ -7,7 +7,7 @@
 //!
 //! *Thread safety*: behind the reactor's lock.
 
-use super::super::socket::{self, Packet};
+use super::super::socket::{self, SocketPacket};
 use super::ShmServerConnection;
 use crate::sync::{Arc, Ordering};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +28,7 @@ pub(super) struct EndpointTable {
     next_process: u64,
     endpoints: BTreeMap<u64, TableEndpoint>,
     next_endpoint: u64,
-    fences: BTreeMap<u64, Fence>,
+    fences: BTreeMap<u64, VerbFence>,
     next_fence: u64,
 }
 
@@ -40,7 +40,7 @@ struct TableEndpoint {
 }
 
 #[derive(Debug)]
-struct Fence {
+struct VerbFence {
     asked_by: Arc<ShmServerConnection>,
     request: u64,
     compute_server: u16,
@@ -48,7 +48,7 @@ struct Fence {
     below: u64,
 }
 
-impl Fence {
+impl VerbFence {
     fn concerns(&self, number: u64, endpoint: &TableEndpoint) -> bool {
         endpoint.compute_server == self.compute_server && number < self.below
     }
@@ -116,7 +116,7 @@ impl EndpointTable {
         compute_server: u16,
     ) -> (u64, Vec<Arc<ShmServerConnection>>) {
         let asked_by = Arc::clone(asked_by);
-        let fence = Fence { asked_by, request, compute_server, below: self.next_endpoint };
+        let fence = VerbFence { asked_by, request, compute_server, below: self.next_endpoint };
         let concerned = (self.endpoints.iter())
             .filter(|(number, endpoint)| fence.concerns(**number, endpoint))
             .filter_map(|(_, endpoint)| self.connections.get(&endpoint.connection).cloned())
@@ -137,11 +137,11 @@ impl EndpointTable {
             .filter(|(number, endpoint)| fence.concerns(**number, endpoint))
             .map(|(_, endpoint)| endpoint.process)
             .collect();
-        let Fence { compute_server, below, .. } = *fence;
+        let VerbFence { compute_server, below, .. } = *fence;
         for process in concerned {
             if let Some(connection) = self.processes.get(&process) {
                 // A send only fails if the process reads no packets; the fence then stays pending.
-                let stop = Packet::Stop { fence: number, compute_server, below };
+                let stop = SocketPacket::Stop { fence: number, compute_server, below };
                 let _ = socket::send_packet(&connection.socket, stop);
             }
         }
@@ -164,7 +164,7 @@ impl EndpointTable {
         self.fences.retain(|_, fence| {
             let open = endpoints.iter().any(|(number, endpoint)| fence.concerns(*number, endpoint));
             if !open {
-                let fenced = Packet::Fenced { request: fence.request };
+                let fenced = SocketPacket::Fenced { request: fence.request };
                 let _ = socket::send_packet(&fence.asked_by.socket, fenced);
             }
             open

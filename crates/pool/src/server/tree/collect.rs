@@ -19,7 +19,7 @@ use crate::wire::Refusal;
 use farleaf_fabric::sync::{AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 use farleaf_page::rules;
-use farleaf_page::{Layout, OwnedKey, Page, Probe, are_too_empty, merge};
+use farleaf_page::{DescentProbe, Layout, OwnedKey, Page, are_too_empty, merge};
 
 /// Maximum number of passes of an explicit collection. Each pass can empty one more level.
 const MAX_PASSES: u32 = 2 * farleaf_page::MAX_LEVEL as u32;
@@ -55,9 +55,9 @@ impl<K> Collector<K> {
 }
 
 /// Clears the mark of the running collection when dropped, however the collection ends.
-struct Busy<'a>(&'a AtomicBool);
+struct CollectorBusy<'a>(&'a AtomicBool);
 
-impl Drop for Busy<'_> {
+impl Drop for CollectorBusy<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -79,8 +79,9 @@ impl<L: Layout> ServerTree<L> {
         (L::capacity() * L::capacity() / 64).max(1) as u64
     }
 
-    fn begin_collection(&self) -> Option<Busy<'_>> {
-        (!self.collector.busy.swap(true, Ordering::AcqRel)).then(|| Busy(&self.collector.busy))
+    fn begin_collection(&self) -> Option<CollectorBusy<'_>> {
+        (!self.collector.busy.swap(true, Ordering::AcqRel))
+            .then(|| CollectorBusy(&self.collector.busy))
     }
 
     /// Takes one step of the collection if one is due. Threads that remove records call this
@@ -157,7 +158,7 @@ impl<L: Layout> ServerTree<L> {
         level: u8,
         key: &L::Key,
     ) -> Result<Option<OwnedKey<L>>, TreeFailure> {
-        let mut parent = self.descend(cpu, Probe::At(key), level + 1).await?;
+        let mut parent = self.descend(cpu, DescentProbe::At(key), level + 1).await?;
         let mut slot = 0;
         loop {
             let count = parent.page.count();
@@ -169,7 +170,7 @@ impl<L: Layout> ServerTree<L> {
                     let pair = self.join(cpu, &parent, slot).await?;
                     // Locking the parent changed its version: descend to it again. After a merge,
                     // continue at the same slot.
-                    parent = self.descend(cpu, Probe::At(key), level + 1).await?;
+                    parent = self.descend(cpu, DescentProbe::At(key), level + 1).await?;
                     slot += usize::from(pair != JoinOutcome::Merged);
                 } else {
                     slot += 1;

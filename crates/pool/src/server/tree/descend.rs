@@ -4,7 +4,7 @@ use super::{MAX_RESTARTS, MAX_SPINS, ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch};
 use farleaf_page::rules;
-use farleaf_page::{Exclusive, LatchVersion, Layout, Page, Probe, WalkStep, step};
+use farleaf_page::{DescentProbe, ExclusiveLatch, LatchVersion, Layout, Page, WalkStep, step};
 
 /// A node found by a descent. Its content can be trusted only while its version validates.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ impl<L: Layout> ServerTree<L> {
     pub(super) fn lock_found<'a>(
         &self,
         found: &FoundNode<'a, L>,
-    ) -> Result<Exclusive<'a>, TreeFailure> {
+    ) -> Result<ExclusiveLatch<'a>, TreeFailure> {
         found.page.latch().try_lock(found.version, self.server.number()).ok_or(TreeFailure::Restart)
     }
 
@@ -73,7 +73,7 @@ impl<L: Layout> ServerTree<L> {
         &self,
         cpu: &C,
         page: Page<'a, L>,
-    ) -> Result<Exclusive<'a>, TreeFailure> {
+    ) -> Result<ExclusiveLatch<'a>, TreeFailure> {
         for attempt in 0..MAX_SPINS {
             let version = page.latch().optimistic();
             let guard = version.and_then(|v| page.latch().try_lock(v, self.server.number()));
@@ -158,7 +158,7 @@ impl<L: Layout> ServerTree<L> {
     pub(super) async fn descend<'a, C: Cpu>(
         &'a self,
         cpu: &C,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         target: u8,
     ) -> Result<FoundNode<'a, L>, TreeFailure> {
         let mut found = self.find_root(cpu).await?;

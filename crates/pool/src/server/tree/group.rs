@@ -10,7 +10,7 @@ use super::descend::FoundNode;
 use super::{ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work, prefetch};
-use farleaf_page::{EditAnswer, Layout, LeafEdit, OwnedValue, Probe, WalkStep, step};
+use farleaf_page::{DescentProbe, EditAnswer, Layout, LeafEdit, OwnedValue, WalkStep, step};
 use smallvec::SmallVec;
 
 /// Maximum number of operations that descend together.
@@ -72,7 +72,7 @@ impl<L: Layout> ServerTree<L> {
             for (progress, edit) in group.iter_mut().zip(edits) {
                 if let TreeEditProgress::At(node) = *progress {
                     cpu.charge(Work::VisitNode).await;
-                    *progress = self.search(cpu, node, Probe::At(edit.key));
+                    *progress = self.search(cpu, node, DescentProbe::At(edit.key));
                 }
             }
             for progress in &mut group {
@@ -94,7 +94,7 @@ impl<L: Layout> ServerTree<L> {
         &'a self,
         cpu: &C,
         node: FoundNode<'a, L>,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
     ) -> TreeEditProgress<'a, L> {
         let step = step(node.page, probe, 0);
         // Validate before following the address: an invalid page may contain any words.

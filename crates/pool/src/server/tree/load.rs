@@ -8,7 +8,9 @@ use super::descend::restarting;
 use super::{ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr};
-use farleaf_page::{Back, Layout, NextPage, OwnedKey, OwnedValue, Page, fill_end, filled_weight};
+use farleaf_page::{
+    CarriedEntry, Layout, NextPage, OwnedKey, OwnedValue, Page, fill_end, filled_weight,
+};
 
 /// A load in progress.
 #[derive(Debug)]
@@ -183,8 +185,8 @@ impl<L: Layout> ServerTree<L> {
             let opened = loader.open[level].0;
             self.page(left).ok_or(Refusal::Damaged)?.set_sibling(opened);
             match back {
-                Back::Nothing => {}
-                Back::Record(key, value) => {
+                CarriedEntry::Nothing => {}
+                CarriedEntry::Record(key, value) => {
                     let fill = loader.fill;
                     let (leaf, filling) = self.load_page(loader, level)?;
                     let record = (L::key(&key), L::value(&value));
@@ -192,7 +194,9 @@ impl<L: Layout> ServerTree<L> {
                         return Err(Refusal::Damaged);
                     }
                 }
-                Back::Child(child) => self.load_first(loader, level, (L::key(&low), child))?,
+                CarriedEntry::Child(child) => {
+                    self.load_first(loader, level, (L::key(&low), child))?
+                }
             }
             if let Some((key, child)) = below.take() {
                 self.load_first(loader, level, (L::key(&key), child))?;

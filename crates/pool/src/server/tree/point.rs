@@ -5,7 +5,7 @@ use super::{ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, Work};
 use farleaf_page::{
-    EditAction, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page, Probe,
+    DescentProbe, EditAction, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page,
 };
 
 impl<L: Layout> ServerTree<L> {
@@ -29,7 +29,7 @@ impl<L: Layout> ServerTree<L> {
         cpu: &C,
         key: &L::Key,
     ) -> Result<Option<OwnedValue<L>>, TreeFailure> {
-        let leaf = self.descend(cpu, Probe::At(key), 0).await?;
+        let leaf = self.descend(cpu, DescentProbe::At(key), 0).await?;
         self.get_at(cpu, &leaf, key)
     }
 
@@ -67,7 +67,7 @@ impl<L: Layout> ServerTree<L> {
         cpu: &C,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<EditAnswer<OwnedValue<L>>, TreeFailure> {
-        let leaf = self.descend(cpu, Probe::At(edit.key), 0).await?;
+        let leaf = self.descend(cpu, DescentProbe::At(edit.key), 0).await?;
         self.change_at(cpu, leaf, edit).await
     }
 

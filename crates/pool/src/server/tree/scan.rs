@@ -4,7 +4,7 @@ use super::descend::{FoundNode, restarting};
 use super::{ServerTree, TreeFailure};
 use crate::wire::{RecordRoom, Refusal, SCAN_REPLY_RECORDS};
 use farleaf_fabric::{Cpu, Work};
-use farleaf_page::{Layout, OwnedKey, OwnedValue, Probe, ScanWindow};
+use farleaf_page::{DescentProbe, Layout, OwnedKey, OwnedValue, ScanWindow};
 use std::ops::Bound;
 
 /// One leaf's contribution to a scan.
@@ -57,10 +57,10 @@ impl<L: Layout> ServerTree<L> {
             let had = progress.out.len();
             let near = if reverse { progress.upper.clone() } else { progress.lower.clone() };
             let probe = match (near.as_ref().map(L::key), reverse) {
-                (Bound::Unbounded, false) => Probe::At(L::key(&min)),
-                (Bound::Unbounded, true) => Probe::Last,
-                (Bound::Excluded(key), true) => Probe::Before(key),
-                (Bound::Included(key) | Bound::Excluded(key), _) => Probe::At(key),
+                (Bound::Unbounded, false) => DescentProbe::At(L::key(&min)),
+                (Bound::Unbounded, true) => DescentProbe::Last,
+                (Bound::Excluded(key), true) => DescentProbe::Before(key),
+                (Bound::Included(key) | Bound::Excluded(key), _) => DescentProbe::At(key),
             };
             let part =
                 restarting!(self, cpu, self.scan_leaf(cpu, probe, known.take(), &mut progress))?;
@@ -85,7 +85,7 @@ impl<L: Layout> ServerTree<L> {
     async fn scan_leaf<'a, C: Cpu>(
         &'a self,
         cpu: &C,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         known: Option<FoundNode<'a, L>>,
         progress: &mut TreeScanProgress<L>,
     ) -> Result<LeafPart<'a, L>, TreeFailure> {

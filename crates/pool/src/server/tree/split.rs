@@ -11,7 +11,9 @@ use super::{ServerTree, TreeFailure};
 use crate::wire::Refusal;
 use farleaf_fabric::{Cpu, GlobalAddr, Work};
 use farleaf_page::rules;
-use farleaf_page::{Exclusive, Layout, OverflowEntry, OwnedKey, Page, Probe, split_plan};
+use farleaf_page::{
+    DescentProbe, ExclusiveLatch, Layout, OverflowEntry, OwnedKey, Page, split_plan,
+};
 
 /// A separator that has yet to be inserted into the parent.
 #[derive(Clone, Debug)]
@@ -28,7 +30,7 @@ impl<L: Layout> ServerTree<L> {
         &self,
         cpu: &C,
         full: FoundNode<'_, L>,
-        guard: Exclusive<'_>,
+        guard: ExclusiveLatch<'_>,
         entry: OverflowEntry<L>,
     ) -> Result<(), Refusal> {
         // tree.S1: one node per level up to the root, two for the root, and one in case the tree
@@ -53,7 +55,7 @@ impl<L: Layout> ServerTree<L> {
         &self,
         cpu: &C,
         full: FoundNode<'_, L>,
-        guard: Exclusive<'_>,
+        guard: ExclusiveLatch<'_>,
         entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<Option<TreeSeparator<OwnedKey<L>>>, Refusal> {
@@ -132,7 +134,7 @@ impl<L: Layout> ServerTree<L> {
         separator: &TreeSeparator<OwnedKey<L>>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<Option<TreeSeparator<OwnedKey<L>>>, TreeFailure> {
-        let probe = Probe::At(L::key(&separator.key));
+        let probe = DescentProbe::At(L::key(&separator.key));
         let node = self.descend(cpu, probe, separator.level).await?;
         let guard = self.lock_found(&node)?;
         cpu.charge(Work::ChangeNode).await;

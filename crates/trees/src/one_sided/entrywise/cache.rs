@@ -12,8 +12,8 @@
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{Mutex, Ordering, lock};
 use farleaf_index::ScanResult;
-use farleaf_page::{FencePosition, Layout, OwnedKey, Page, Probe};
-use farleaf_pool::remote::Image;
+use farleaf_page::{DescentProbe, FencePosition, Layout, OwnedKey, Page};
+use farleaf_pool::remote::PageImage;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
@@ -39,22 +39,22 @@ struct CachedNodes<L: Layout> {
 #[derive(Debug)]
 struct CachedNode<L: Layout> {
     low: OwnedKey<L>,
-    image: Image<L>,
+    image: PageImage<L>,
     /// The clock when it was last used.
     used: u64,
 }
 
 impl<L: Layout> CachedNodes<L> {
     /// The place of the node that covers the probe.
-    fn covering(&self, probe: Probe<'_, L::Key>) -> Option<usize> {
+    fn covering(&self, probe: DescentProbe<'_, L::Key>) -> Option<usize> {
         let below = |end: Bound<&L::Key>| {
             let lows = (Bound::Unbounded, end);
             self.by_low.range::<L::Key, _>(lows).next_back().map(|(_, place)| *place)
         };
         let place = match probe {
-            Probe::At(key) => below(Bound::Included(key)),
-            Probe::Before(key) => below(Bound::Excluded(key)),
-            Probe::Last => below(Bound::Unbounded),
+            DescentProbe::At(key) => below(Bound::Included(key)),
+            DescentProbe::Before(key) => below(Bound::Excluded(key)),
+            DescentProbe::Last => below(Bound::Unbounded),
         };
         let covers = |place: &usize| {
             L::reach(self.held[*place].image.page(), probe) == FencePosition::Inside
@@ -63,7 +63,7 @@ impl<L: Layout> CachedNodes<L> {
     }
 
     /// The node that covers the probe, which counts as used.
-    fn used(&mut self, probe: Probe<'_, L::Key>) -> Option<Page<'_, L>> {
+    fn used(&mut self, probe: DescentProbe<'_, L::Key>) -> Option<Page<'_, L>> {
         let place = self.covering(probe)?;
         self.clock += 1;
         let node = &mut self.held[place];
@@ -93,7 +93,7 @@ impl<L: Layout> NodeCache<L> {
     }
 
     /// The leaf that covers the probe, or lies to the left of the one that does.
-    pub(super) fn leaf(&self, probe: Probe<'_, L::Key>) -> Option<GlobalAddr> {
+    pub(super) fn leaf(&self, probe: DescentProbe<'_, L::Key>) -> Option<GlobalAddr> {
         let mut nodes = lock(&self.nodes);
         let page = nodes.used(probe)?;
         Some(L::inner_child(page, L::inner_slot(page, probe)))
@@ -107,11 +107,15 @@ impl<L: Layout> NodeCache<L> {
         scan: &ScanResult<OwnedKey<L>>,
     ) -> Option<(Vec<GlobalAddr>, Option<OwnedKey<L>>)> {
         let mut nodes = lock(&self.nodes);
-        Some(named_up(nodes.used(Probe::At(start))?, start, most, scan))
+        Some(named_up(nodes.used(DescentProbe::At(start))?, start, most, scan))
     }
 
     /// As [`named_down`], if the parent of the first leaf is cached.
-    pub(super) fn down(&self, probe: Probe<'_, L::Key>, most: usize) -> Option<ParentLeaves<L>> {
+    pub(super) fn down(
+        &self,
+        probe: DescentProbe<'_, L::Key>,
+        most: usize,
+    ) -> Option<ParentLeaves<L>> {
         let mut nodes = lock(&self.nodes);
         Some(named_down(nodes.used(probe)?, probe, most))
     }
@@ -133,7 +137,7 @@ impl<L: Layout> NodeCache<L> {
             node.used = nodes.clock;
             return;
         }
-        let node = CachedNode { low, image: Image::of(page), used: nodes.clock };
+        let node = CachedNode { low, image: PageImage::of(page), used: nodes.clock };
         if let Some(place) = held {
             nodes.held[place] = node;
             return;
@@ -148,7 +152,7 @@ impl<L: Layout> NodeCache<L> {
     }
 
     /// Drops the node that covers the probe (entrywise.C1).
-    pub(super) fn forget(&self, probe: Probe<'_, L::Key>) {
+    pub(super) fn forget(&self, probe: DescentProbe<'_, L::Key>) {
         let mut nodes = lock(&self.nodes);
         if let Some(place) = nodes.covering(probe) {
             nodes.remove(place);
@@ -170,7 +174,7 @@ pub(super) fn named_up<L: Layout>(
     most: usize,
     scan: &ScanResult<OwnedKey<L>>,
 ) -> (Vec<GlobalAddr>, Option<OwnedKey<L>>) {
-    let first = L::inner_slot(parent, Probe::At(start));
+    let first = L::inner_slot(parent, DescentProbe::At(start));
     let mut leaves = Vec::new();
     for slot in first..parent.count() {
         let low = L::inner_key(parent, slot);
@@ -185,7 +189,7 @@ pub(super) fn named_up<L: Layout>(
 /// The leaf of the probe and at most `most` - 1 leaves before it that a parent names, downwards.
 pub(super) fn named_down<L: Layout>(
     parent: Page<'_, L>,
-    probe: Probe<'_, L::Key>,
+    probe: DescentProbe<'_, L::Key>,
     most: usize,
 ) -> ParentLeaves<L> {
     let name = |slot| (L::inner_key(parent, slot), L::inner_child(parent, slot));
@@ -201,8 +205,8 @@ mod tests {
     type CacheTestLayout = Entries8<128>;
 
     /// The parent of leaves from `low` to `low` + 100, one in ten keys.
-    fn parent(low: u64) -> Image<CacheTestLayout> {
-        let image = Image::<CacheTestLayout>::empty();
+    fn parent(low: u64) -> PageImage<CacheTestLayout> {
+        let image = PageImage::<CacheTestLayout>::empty();
         let at = GlobalAddr::new(ServerId::new(0), 1024 + low * 1024);
         image.page().format_empty(at, 1, &low, Some(&(low + 100)));
         for key in (low..low + 100).step_by(10) {
@@ -216,39 +220,39 @@ mod tests {
     fn a_cache_names_leaves_and_keeps_what_is_used() {
         let cache = NodeCache::<CacheTestLayout>::new(3 * 1024 + 1000);
         let leaf = |key: u64| GlobalAddr::new(ServerId::new(1), key * 1024);
-        assert_eq!(cache.leaf(Probe::At(&5)), None);
+        assert_eq!(cache.leaf(DescentProbe::At(&5)), None);
         for low in [0, 100, 300] {
             cache.admit(parent(low).page(), || unreachable!("there is room"));
         }
         assert_eq!(cache.bytes(), 3 * 1024);
-        assert_eq!(cache.leaf(Probe::At(&109)), Some(leaf(100)));
-        assert_eq!(cache.leaf(Probe::At(&110)), Some(leaf(110)));
-        assert_eq!(cache.leaf(Probe::Before(&100)), Some(leaf(90)));
-        assert_eq!(cache.leaf(Probe::At(&200)), None);
-        assert_eq!(cache.leaf(Probe::Last), None, "the last one does not end at infinity");
+        assert_eq!(cache.leaf(DescentProbe::At(&109)), Some(leaf(100)));
+        assert_eq!(cache.leaf(DescentProbe::At(&110)), Some(leaf(110)));
+        assert_eq!(cache.leaf(DescentProbe::Before(&100)), Some(leaf(90)));
+        assert_eq!(cache.leaf(DescentProbe::At(&200)), None);
+        assert_eq!(cache.leaf(DescentProbe::Last), None, "the last one does not end at infinity");
         let scan = ScanResult::range(..145);
         let (named, next) = cache.up(&115, 10, &scan).unwrap();
         assert_eq!((named, next), ((110..150).step_by(10).map(leaf).collect(), Some(150)));
         let (named, next) = cache.up(&115, 2, &scan).unwrap();
         assert_eq!((named, next), (vec![leaf(110), leaf(120)], Some(130)));
-        let named = cache.down(Probe::At(&315), 5).unwrap();
+        let named = cache.down(DescentProbe::At(&315), 5).unwrap();
         assert_eq!(named, [(310, leaf(310)), (300, leaf(300))]);
         // A newer copy of a node takes the place of the older one.
         cache.admit(parent(100).page(), || unreachable!("it is there"));
         assert_eq!(cache.bytes(), 3 * 1024);
         // Between nodes 0 and 2, the one leaves that was used less recently: that of 0.
-        cache.leaf(Probe::At(&300));
+        cache.leaf(DescentProbe::At(&300));
         let draws = std::cell::Cell::new(0);
         let random = || draws.replace(2);
         cache.admit(parent(500).page(), random);
         assert_eq!(cache.bytes(), 3 * 1024);
         for (key, found) in [(5, false), (105, true), (305, true), (505, true)] {
-            assert_eq!(cache.leaf(Probe::At(&key)).is_some(), found, "{key}");
+            assert_eq!(cache.leaf(DescentProbe::At(&key)).is_some(), found, "{key}");
         }
-        cache.forget(Probe::At(&105));
-        assert_eq!((cache.leaf(Probe::At(&105)), cache.bytes()), (None, 2 * 1024));
+        cache.forget(DescentProbe::At(&105));
+        assert_eq!((cache.leaf(DescentProbe::At(&105)), cache.bytes()), (None, 2 * 1024));
         for key in [305, 505] {
-            assert_eq!(cache.leaf(Probe::At(&key)), Some(leaf(key - 5)), "{key}");
+            assert_eq!(cache.leaf(DescentProbe::At(&key)), Some(leaf(key - 5)), "{key}");
         }
         let none = NodeCache::<CacheTestLayout>::new(1023);
         none.admit(parent(0).page(), || unreachable!());

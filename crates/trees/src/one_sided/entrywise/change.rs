@@ -4,8 +4,12 @@ use super::EntryTree;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
-use farleaf_page::{EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Probe, WalkStep, step};
-use farleaf_pool::remote::{EntryHold, EntryWords, Image, Miss, PageCopy, Pointer, RemoteError};
+use farleaf_page::{
+    DescentProbe, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, WalkStep, step,
+};
+use farleaf_pool::remote::{
+    EntryHold, EntryWords, MissCause, PageCopy, PageImage, RemoteError, TimedPointer,
+};
 use smallvec::SmallVec;
 
 /// Maximum number of siblings that one change follows. A longer chain would mean that clients do
@@ -40,15 +44,15 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         &self,
         edit: EntryEdit<'_, L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<EditAnswer<OwnedValue<L>>, Miss> {
-        let mut at = self.leaf_of(Probe::At(edit.key)).await?;
+    ) -> Result<EditAnswer<OwnedValue<L>>, MissCause> {
+        let mut at = self.leaf_of(DescentProbe::At(edit.key)).await?;
         if at == self.tree.root() && !self.tree.knows_root() {
             // Entries are locked before the READ, and an inner root has none. Clients that lock it
             // all the same would keep each other busy.
             self.read(at).await?;
-            at = self.leaf_of(Probe::At(edit.key)).await?;
+            at = self.leaf_of(DescentProbe::At(edit.key)).await?;
         }
-        let mut owner = self.sides.owner_of(Probe::At(edit.key));
+        let mut owner = self.sides.owner_of(DescentProbe::At(edit.key));
         for _ in 0..MAX_STEPS {
             match self.change_at(at, owner, edit, spare).await? {
                 LeafTurn::Done(answer) => return Ok(answer),
@@ -56,7 +60,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
                 LeafTurn::Of(other) => owner = other,
             }
         }
-        Err(Miss::Restart)
+        Err(MissCause::Restart)
     }
 
     /// Changes the leaf at `at`, if that is the one of the key and `owner` is its owner.
@@ -66,17 +70,17 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         owner: usize,
         edit: EntryEdit<'_, L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<LeafTurn<EditAnswer<OwnedValue<L>>>, Miss> {
+    ) -> Result<LeafTurn<EditAnswer<OwnedValue<L>>>, MissCause> {
         let pages = &self.tree.pages;
         let earlier = match pages.fabric().breaks(rules::READ_UNDER_LOCK) {
             true => Some(self.read(at).await?),
             false => None,
         };
         let mut hold = match pages.hold_entries_by(self.sides.locks(owner), at).await {
-            Err(Miss::Restart) if at == self.tree.root() => {
+            Err(MissCause::Restart) if at == self.tree.root() => {
                 // It may have become an inner page, whose lock others hold in vain.
                 self.read(at).await?;
-                return Err(Miss::Restart);
+                return Err(MissCause::Restart);
             }
             hold => hold?,
         };
@@ -100,22 +104,22 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         // A whole page that is being written may still look like the old one.
         let next = match copy.word().is_locked() {
             true => WalkStep::Lost,
-            false => step(copy.page(), Probe::At(edit.key), 0),
+            false => step(copy.page(), DescentProbe::At(edit.key), 0),
         };
         if next != WalkStep::Here {
             pages.release_entries(hold).await;
-            self.forget(Probe::At(edit.key));
+            self.forget(DescentProbe::At(edit.key));
             return match next {
                 WalkStep::Right(to) => Ok(LeafTurn::Right(to)),
-                _ => Err(Miss::Restart),
+                _ => Err(MissCause::Restart),
             };
         }
-        let of_leaf = self.sides.owner_of(Probe::At(L::key(&L::low(copy.page()))));
+        let of_leaf = self.sides.owner_of(DescentProbe::At(L::key(&L::low(copy.page()))));
         if of_leaf != owner {
             pages.release_entries(hold).await;
             return Ok(LeafTurn::Of(of_leaf));
         }
-        let image = Image::of(copy.page());
+        let image = PageImage::of(copy.page());
         match edit.apply(image.page()) {
             LeafOutcome::Nothing(answer) => {
                 pages.release_entries(hold).await;
@@ -148,14 +152,14 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
                 let split = hold.rewriting(split).await;
                 pages.end_entries(hold).await;
                 self.tree.install_all(split?, spare).await;
-                self.forget(Probe::At(edit.key));
+                self.forget(DescentProbe::At(edit.key));
                 Ok(LeafTurn::Done(answer))
             }
         }
     }
 
     /// READs a leaf whose address a parent has named, and whose lock this client need not have.
-    pub(super) async fn read_unlocked(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
+    pub(super) async fn read_unlocked(&self, at: GlobalAddr) -> Result<PageCopy<L>, MissCause> {
         if !self.by_versions || at == self.tree.root() {
             return self.read(at).await;
         }
@@ -177,7 +181,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         hold: EntryHold<'a>,
         at: GlobalAddr,
         edit: EntryEdit<'_, L>,
-    ) -> Result<Result<EditAnswer<OwnedValue<L>>, EntryHold<'a>>, Miss> {
+    ) -> Result<Result<EditAnswer<OwnedValue<L>>, EntryHold<'a>>, MissCause> {
         let pages = &self.tree.pages;
         let window = match pages.read_window(at, edit.key).await {
             Ok(window) => self.covering(window, edit.key),
@@ -204,8 +208,8 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     }
 
     /// READs a leaf whose address a parent has named.
-    pub(super) async fn read(&self, at: GlobalAddr) -> Result<PageCopy<L>, Miss> {
-        let copy = self.tree.pages.read(Pointer::fixed(at)).await?;
+    pub(super) async fn read(&self, at: GlobalAddr) -> Result<PageCopy<L>, MissCause> {
+        let copy = self.tree.pages.read(TimedPointer::fixed(at)).await?;
         self.tree.note_root(&copy);
         self.tree.pages.fabric().charge(Work::VisitNode).await;
         Ok(copy)

@@ -20,7 +20,7 @@ use farleaf_pool::remote::RecordPlace;
 const MAX_HEAT: u32 = 16;
 
 #[derive(Debug)]
-struct Guess<K> {
+struct LeafGuess<K> {
     key: K,
     place: RecordPlace,
     heat: u32,
@@ -29,12 +29,12 @@ struct Guess<K> {
 /// The guesses of one compute server.
 #[derive(Debug)]
 pub(super) struct HotEntries<L: Layout> {
-    places: Vec<Mutex<Option<Guess<OwnedKey<L>>>>>,
+    places: Vec<Mutex<Option<LeafGuess<OwnedKey<L>>>>>,
 }
 
 impl<L: Layout> HotEntries<L> {
     pub(super) fn new(bytes: u64) -> Self {
-        let most = bytes / size_of::<Mutex<Option<Guess<OwnedKey<L>>>>>() as u64;
+        let most = bytes / size_of::<Mutex<Option<LeafGuess<OwnedKey<L>>>>>() as u64;
         let most = if L::WINDOWS { usize::try_from(most).unwrap_or(usize::MAX) } else { 0 };
         Self { places: (0..most).map(|_| Mutex::new(None)).collect() }
     }
@@ -44,7 +44,7 @@ impl<L: Layout> HotEntries<L> {
         size_of_val(&self.places[..]) as u64
     }
 
-    fn place(&self, key: &L::Key) -> Option<&Mutex<Option<Guess<OwnedKey<L>>>>> {
+    fn place(&self, key: &L::Key) -> Option<&Mutex<Option<LeafGuess<OwnedKey<L>>>>> {
         let number = (u128::from(L::hash(key)) * self.places.len() as u128) >> 64;
         self.places.get(number as usize)
     }
@@ -64,7 +64,7 @@ impl<L: Layout> HotEntries<L> {
         match held.as_mut() {
             Some(guess) if L::key(&guess.key) == key => guess.place = place,
             Some(guess) if guess.heat > 0 => guess.heat -= 1,
-            _ => *held = Some(Guess { key: key.to_owned(), place, heat: 0 }),
+            _ => *held = Some(LeafGuess { key: key.to_owned(), place, heat: 0 }),
         }
     }
 
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn guesses_are_of_the_keys_that_are_asked_for_most() {
-        let one = size_of::<Mutex<Option<Guess<u64>>>>() as u64;
+        let one = size_of::<Mutex<Option<LeafGuess<u64>>>>() as u64;
         let hot = HotEntries::<HotTestLayout>::new(2 * one - 1);
         assert_eq!(hot.bytes(), one);
         let place = |number: u64| RecordPlace {

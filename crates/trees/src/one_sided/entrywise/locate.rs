@@ -10,9 +10,9 @@ use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::{IndexError, ScanResult};
 use farleaf_page::rules;
 use farleaf_page::{
-    EditAnswer, Layout, LeafEdit, OverflowEntry, OwnedKey, OwnedValue, Probe, WalkStep, step,
+    DescentProbe, EditAnswer, Layout, LeafEdit, OverflowEntry, OwnedKey, OwnedValue, WalkStep, step,
 };
-use farleaf_pool::remote::{LeafStream, Miss, PageClient, PageCopy, Pointer};
+use farleaf_pool::remote::{LeafStream, MissCause, PageClient, PageCopy, TimedPointer};
 use std::borrow::Borrow;
 
 impl<F: Fabric, L: Layout> EntryTree<F, L> {
@@ -20,17 +20,17 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         self.tree.root_level() == 0
     }
 
-    pub(super) fn admit(&self, parent: &PageCopy<L>, probe: Probe<'_, L::Key>) {
+    pub(super) fn admit(&self, parent: &PageCopy<L>, probe: DescentProbe<'_, L::Key>) {
         self.sides.cache(probe).admit(parent.page(), || self.tree.pages.fabric().random());
     }
 
     /// Drops the cached parent of the probe's leaf (entrywise.C1).
-    pub(super) fn forget(&self, probe: Probe<'_, L::Key>) {
+    pub(super) fn forget(&self, probe: DescentProbe<'_, L::Key>) {
         self.sides.cache(probe).forget(probe);
     }
 
     /// Reads the parent of the probe's leaf, and caches it.
-    async fn parent(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
+    async fn parent(&self, probe: DescentProbe<'_, L::Key>) -> Result<PageCopy<L>, MissCause> {
         let parent = self.tree.walk(self.tree.root_pointer(), probe, 1).await?;
         self.admit(&parent, probe);
         Ok(parent)
@@ -38,7 +38,10 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
 
     /// The leaf that covers the probe, or lies to the left of the one that does. The root, while
     /// there seems to be no other node.
-    pub(super) async fn leaf_of(&self, probe: Probe<'_, L::Key>) -> Result<GlobalAddr, Miss> {
+    pub(super) async fn leaf_of(
+        &self,
+        probe: DescentProbe<'_, L::Key>,
+    ) -> Result<GlobalAddr, MissCause> {
         if let Some(leaf) = self.sides.cache(probe).leaf(probe) {
             self.tree.pages.fabric().charge(Work::VisitNode).await;
             return Ok(leaf);
@@ -61,7 +64,7 @@ impl<F: Fabric, L: Layout> LeafLocator for EntryTree<F, L> {
         &self.tree.pages
     }
 
-    async fn find(&self, probe: Probe<'_, L::Key>) -> Result<PageCopy<L>, Miss> {
+    async fn find(&self, probe: DescentProbe<'_, L::Key>) -> Result<PageCopy<L>, MissCause> {
         let at = self.leaf_of(probe).await?;
         let copy = self.read_unlocked(at).await?;
         match step(copy.page(), probe, 0) {
@@ -77,26 +80,26 @@ impl<F: Fabric, L: Layout> LeafLocator for EntryTree<F, L> {
             }
             WalkStep::Lost => {
                 self.forget(probe);
-                Err(Miss::Restart)
+                Err(MissCause::Restart)
             }
         }
     }
 
     async fn find_from(
         &self,
-        from: Pointer,
-        probe: Probe<'_, L::Key>,
-    ) -> Result<PageCopy<L>, Miss> {
+        from: TimedPointer,
+        probe: DescentProbe<'_, L::Key>,
+    ) -> Result<PageCopy<L>, MissCause> {
         self.tree.walk(from, probe, 0).await
     }
 
-    async fn get_one(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, Miss> {
+    async fn get_one(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, MissCause> {
         if L::WINDOWS
             && let Some(found) = self.get_by_window(key).await?
         {
             return Ok(found);
         }
-        Ok(L::leaf_get(self.find(Probe::At(key)).await?.page(), key))
+        Ok(L::leaf_get(self.find(DescentProbe::At(key)).await?.page(), key))
     }
 
     /// Leaves whose parents are cached are read by one doorbell; the others are found level by
@@ -122,7 +125,7 @@ impl<F: Fabric, L: Layout> LeafLocator for EntryTree<F, L> {
     }
 
     /// Empty leaves stay (entrywise.S1).
-    async fn emptied(&self, _key: &L::Key) -> Result<(), Miss> {
+    async fn emptied(&self, _key: &L::Key) -> Result<(), MissCause> {
         Ok(())
     }
 
@@ -131,9 +134,9 @@ impl<F: Fabric, L: Layout> LeafLocator for EntryTree<F, L> {
         full: &PageCopy<L>,
         entry: &OverflowEntry<L>,
         spare: &mut Vec<GlobalAddr>,
-    ) -> Result<(), Miss> {
+    ) -> Result<(), MissCause> {
         let split = self.tree.split_leaf(full, entry, spare).await;
-        self.forget(Probe::At(entry.key()));
+        self.forget(DescentProbe::At(entry.key()));
         split
     }
 
@@ -143,31 +146,34 @@ impl<F: Fabric, L: Layout> LeafLocator for EntryTree<F, L> {
         scan: &ScanResult<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
-    ) -> Result<(Option<PageCopy<L>>, Self::Ahead), Miss> {
+    ) -> Result<(Option<PageCopy<L>>, Self::Ahead), MissCause> {
         let wanted = window + 1;
-        let mut found = self.sides.cache(Probe::At(start)).up(start, wanted, scan);
+        let mut found = self.sides.cache(DescentProbe::At(start)).up(start, wanted, scan);
         if found.is_none() && self.is_only_a_leaf() {
             let root = self.tree.root_pointer();
-            let leaf = self.tree.walk(root, Probe::At(start), 0).await?;
+            let leaf = self.tree.walk(root, DescentProbe::At(start), 0).await?;
             if self.is_only_a_leaf() {
                 return Ok((Some(leaf), None));
             }
         }
         if found.is_none() {
-            let parent = self.parent(Probe::At(start)).await?;
+            let parent = self.parent(DescentProbe::At(start)).await?;
             found = Some(named_up(parent.page(), start, wanted, scan));
         }
         let (mut posted, mut next) = (0, None);
         while let Some((leaves, end)) = found.take() {
             posted += leaves.len();
-            leaves.into_iter().for_each(|at| stream.read_ahead(Pointer::fixed(at), true));
+            leaves.into_iter().for_each(|at| stream.read_ahead(TimedPointer::fixed(at), true));
             // The next parent may be cached too.
             if posted < wanted
                 && let Some(end) = &end
                 && !scan.is_above(end)
             {
-                found =
-                    self.sides.cache(Probe::At(L::key(end))).up(L::key(end), wanted - posted, scan);
+                found = self.sides.cache(DescentProbe::At(L::key(end))).up(
+                    L::key(end),
+                    wanted - posted,
+                    scan,
+                );
             }
             next = end;
         }
@@ -189,9 +195,9 @@ impl<F: Fabric, L: Layout> LeafLocator for EntryTree<F, L> {
 
     async fn locate_down(
         &self,
-        probe: Probe<'_, L::Key>,
+        probe: DescentProbe<'_, L::Key>,
         window: usize,
-    ) -> Result<Vec<(OwnedKey<L>, Pointer)>, Miss> {
+    ) -> Result<Vec<(OwnedKey<L>, TimedPointer)>, MissCause> {
         let named = match self.sides.cache(probe).down(probe, window + 1) {
             Some(named) => named,
             // The only leaf is the root. If the root has grown meanwhile, the scan rejects the
@@ -199,7 +205,7 @@ impl<F: Fabric, L: Layout> LeafLocator for EntryTree<F, L> {
             None if self.is_only_a_leaf() => vec![(L::min_key(), self.tree.root())],
             None => named_down(self.parent(probe).await?.page(), probe, window + 1),
         };
-        Ok(named.into_iter().map(|(low, at)| (low, Pointer::fixed(at))).collect())
+        Ok(named.into_iter().map(|(low, at)| (low, TimedPointer::fixed(at))).collect())
     }
 
     async fn load_all(

@@ -4,8 +4,8 @@ use super::EntryTree;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
-use farleaf_page::{FencePosition, Layout, OwnedValue, Probe, WalkStep};
-use farleaf_pool::remote::{Image, Miss, PageCopy, Pointer, RecordPlace};
+use farleaf_page::{DescentProbe, FencePosition, Layout, OwnedValue, WalkStep};
+use farleaf_pool::remote::{MissCause, PageCopy, PageImage, RecordPlace, TimedPointer};
 use std::borrow::Borrow;
 
 impl<F: Fabric, L: Layout> EntryTree<F, L> {
@@ -15,15 +15,15 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     pub(super) async fn get_by_window(
         &self,
         key: &L::Key,
-    ) -> Result<Option<Option<OwnedValue<L>>>, Miss> {
-        let (pages, hot) = (&self.tree.pages, self.sides.hot(Probe::At(key)));
+    ) -> Result<Option<Option<OwnedValue<L>>>, MissCause> {
+        let (pages, hot) = (&self.tree.pages, self.sides.hot(DescentProbe::At(key)));
         if let Some(place) = hot.guess(key) {
             if let Some(value) = pages.read_record(&place, key).await? {
                 return Ok(Some(Some(value)));
             }
             hot.forget(key);
         }
-        let leaf = self.leaf_of(Probe::At(key)).await?;
+        let leaf = self.leaf_of(DescentProbe::At(key)).await?;
         let window = pages.read_window(leaf, key).await?;
         pages.fabric().charge(Work::VisitNode).await;
         let Some(window) = self.covering(window, key) else { return Ok(None) };
@@ -37,9 +37,13 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
 
     /// The window, if it is of the leaf that covers the key. Its low fence does: a parent never
     /// names a leaf on the right of a key's (entrywise.S1).
-    pub(super) fn covering(&self, window: Option<Image<L>>, key: &L::Key) -> Option<Image<L>> {
+    pub(super) fn covering(
+        &self,
+        window: Option<PageImage<L>>,
+        key: &L::Key,
+    ) -> Option<PageImage<L>> {
         let window = window?;
-        let covers = L::reach(window.page(), Probe::At(key)) == FencePosition::Inside
+        let covers = L::reach(window.page(), DescentProbe::At(key)) == FencePosition::Inside
             || self.tree.pages.fabric().breaks(rules::LEAF_FENCES);
         covers.then_some(window)
     }
@@ -86,14 +90,14 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         keys: &[Q],
     ) -> Result<Vec<Option<Option<OwnedValue<L>>>>, IndexError> {
         let from = |key: &L::Key| match self.cached_leaf(key) {
-            Some(leaf) => Pointer::fixed(leaf),
+            Some(leaf) => TimedPointer::fixed(leaf),
             None => self.tree.root_pointer(),
         };
         let met = |copy: &PageCopy<L>, key: &L::Key, step: WalkStep| {
             self.tree.note_root(copy);
             match (copy.page().level(), step) {
-                (1, WalkStep::Child(_)) => self.admit(copy, Probe::At(key)),
-                (0, WalkStep::Right(_) | WalkStep::Lost) => self.forget(Probe::At(key)),
+                (1, WalkStep::Child(_)) => self.admit(copy, DescentProbe::At(key)),
+                (0, WalkStep::Right(_) | WalkStep::Lost) => self.forget(DescentProbe::At(key)),
                 _ => {}
             }
         };
@@ -101,6 +105,6 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     }
 
     fn cached_leaf(&self, key: &L::Key) -> Option<GlobalAddr> {
-        self.sides.cache(Probe::At(key)).leaf(Probe::At(key))
+        self.sides.cache(DescentProbe::At(key)).leaf(DescentProbe::At(key))
     }
 }

@@ -33,7 +33,7 @@ use super::BlinkTree;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::IndexError;
 use farleaf_page::{DesignId, Layout};
-use farleaf_pool::remote::{Image, PageClient, RpcClient};
+use farleaf_pool::remote::{PageClient, PageImage, RpcClient};
 use sides::ClientEntrySides;
 
 /// Divided keys are changed without locks.
@@ -59,7 +59,7 @@ pub(crate) async fn create<F: Fabric, L: Layout>(
     let word = options.to_word(design, divided);
     let pages = PageClient::<F, L>::new(fabric.clone(), EntrywiseOptions::chunk_bytes(word));
     let make = async |roots: &[GlobalAddr]| {
-        let image = Image::<L>::empty();
+        let image = PageImage::<L>::empty();
         image.page().format_empty(roots[0], 0, L::key(&L::min_key()), None);
         Ok::<_, IndexError>(vec![image])
     };

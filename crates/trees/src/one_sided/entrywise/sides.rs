@@ -13,7 +13,7 @@ use super::hot::HotEntries;
 use crate::sides::{ClientSides, PerServer, SideErrors};
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
-use farleaf_page::{Layout, OwnedKey, Probe};
+use farleaf_page::{DescentProbe, Layout, OwnedKey};
 use farleaf_pool::remote::EntryLocks;
 
 const REFUSALS: SideErrors = SideErrors {
@@ -98,20 +98,20 @@ pub(super) type ClientEntrySides<L> = ClientSides<OwnedKey<L>, EntrySide<L>>;
 impl<L: Layout> ClientEntrySides<L> {
     /// The number of the side for a probe.
     #[inline]
-    pub(super) fn owner_of(&self, probe: Probe<'_, L::Key>) -> usize {
+    pub(super) fn owner_of(&self, probe: DescentProbe<'_, L::Key>) -> usize {
         match probe {
-            Probe::At(key) => self.owner(|low| L::key(low) <= key),
-            Probe::Before(key) => self.owner(|low| L::key(low) < key),
-            Probe::Last => self.owner(|_| true),
+            DescentProbe::At(key) => self.owner(|low| L::key(low) <= key),
+            DescentProbe::Before(key) => self.owner(|low| L::key(low) < key),
+            DescentProbe::Last => self.owner(|_| true),
         }
     }
 
     #[inline]
-    pub(super) fn cache(&self, probe: Probe<'_, L::Key>) -> &NodeCache<L> {
+    pub(super) fn cache(&self, probe: DescentProbe<'_, L::Key>) -> &NodeCache<L> {
         &self.side(self.owner_of(probe)).cache
     }
 
-    pub(super) fn hot(&self, probe: Probe<'_, L::Key>) -> &HotEntries<L> {
+    pub(super) fn hot(&self, probe: DescentProbe<'_, L::Key>) -> &HotEntries<L> {
         &self.side(self.owner_of(probe)).hot
     }
 
