@@ -21,10 +21,11 @@ const FOLDERS: [(&str, &[Folder]); 6] = [
     (
         "dlsm",
         &[
-            (".", &["memtable", "remote"]),
+            (".", &["memtable", "remote", "shard"]),
             ("memtable", &["."]),
             ("parts", &[".", "remote"]),
             ("remote", &[]),
+            ("shard", &["."]),
         ],
     ),
     (
@@ -285,7 +286,7 @@ fn no_guard_is_made_only_to_be_refused() {
     let folders = library_folders().chain(["crates/fabric-verbs/src".to_owned()]);
     let files: Vec<_> = folders.flat_map(|folder| files_below(&folder)).collect();
     let guards: BTreeSet<String> = files.iter().flat_map(|(_, text)| guards(text)).collect();
-    assert!(guards.contains("MoveRight") && guards.contains("Hold"), "{guards:?}");
+    assert!(guards.contains("MoveRight") && guards.contains("PageHold"), "{guards:?}");
     for (file, text) in &files {
         assert_eq!(guards_made_in_vain(text, &guards), [""; 0], "{file}");
     }

@@ -109,7 +109,7 @@ impl InsertedCounts {
     }
 }
 
-/// Deviations of the harnesses of papers from a [`OperationMix`].
+/// Deviations of the harnesses of papers from an [`OperationMix`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HarnessDeviations {
     /// Turns insertions into upserts. Keys are drawn from the loaded keys and this many keys after

@@ -3,7 +3,7 @@
 //! written one-sided.
 //!
 //! A one-sided change takes three steps. [`PageClient::read`] fetches a validated copy, and the
-//! design changes an [`PageImage`] of it. [`PageClient::lock`] proves by one CAS that the copy is
+//! design changes a [`PageImage`] of it. [`PageClient::lock`] proves by one CAS that the copy is
 //! still current. [`PageClient::commit`] writes a log entry and the page in one doorbell, which
 //! also unlocks the page.
 //!
