@@ -23,7 +23,7 @@ const FOLDERS: [(&str, &[Folder]); 6] = [
         &[
             (".", &["memtable", "remote", "shard"]),
             ("memtable", &["."]),
-            ("parts", &[".", "remote"]),
+            ("parts", &[".", "remote", "shard"]),
             ("remote", &[]),
             ("shard", &["."]),
         ],
