@@ -121,7 +121,7 @@ impl HostPort {
     pub fn local(&self) -> io::Result<SocketAddr> {
         let mut failure = None;
         for address in self.resolve(RESOLVE_TIMEOUT)? {
-            // The port may be in use by a former life of the program.
+            // The port may be in use by a former incarnation of the program.
             match TcpListener::bind(SocketAddr::new(address.ip(), 0)) {
                 Ok(_) => return Ok(address),
                 Err(error) => failure = Some(error),

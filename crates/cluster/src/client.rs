@@ -3,7 +3,7 @@
 //! again, and clients continue with the addresses that it finds.
 //!
 //! *Invariants*: per connection, at most one read of the catalog for lost servers is in progress,
-//! and the next one begins at least `LOOK_AGAIN_AFTER` later.
+//! and the next one begins at least `LOOKUP_INTERVAL` later.
 //!
 //! *Thread safety*: any number of threads may share a [`ClusterConnection`]; a client belongs to
 //! the thread that runs it.
@@ -52,7 +52,7 @@ pub struct ConnectionConfig {
 }
 
 /// Minimum time between two reads of the catalog for lost servers.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(50);
+const LOOKUP_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A cluster that was found in the catalog. It knows the kind of keys, so a program can choose
 /// which [`ClusterConnection`] to open.
@@ -133,7 +133,7 @@ impl LocatedCluster {
                 }
                 Err(error) => missing = error.to_string(),
             }
-            never.wait(LOOK_AGAIN_AFTER);
+            never.wait(LOOKUP_INTERVAL);
         }
         Err(ProgramError::Failed(format!(
             "the index is empty, but the cluster does not serve the new one in time: {missing}"
@@ -288,7 +288,7 @@ impl<L: ClusterLayout> ServerDirectory<OwnedKey<L>> for OneDirectory<L> {
             let _ = places.look();
             let mut known = lock(&places.known);
             known.is_looking = false;
-            known.not_before = places.clock.elapsed() + LOOK_AGAIN_AFTER;
+            known.not_before = places.clock.elapsed() + LOOKUP_INTERVAL;
         };
         let thread = std::thread::Builder::new().name("catalog".to_owned());
         known.is_looking = thread.spawn(look).is_ok();

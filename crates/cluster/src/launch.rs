@@ -42,7 +42,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 /// Poll interval of the processes.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum number of restarts of one server within the period below.
 const RESTARTS: usize = 5;
 const RESTARTS_WITHIN: Duration = Duration::from_secs(60);
@@ -385,7 +385,7 @@ impl Launcher<'_> {
     /// does.
     fn await_catalog(&mut self, stop: &StopSignal) -> Result<bool, ProgramError> {
         while self.clock.elapsed() < self.options.ready_within {
-            if stop.wait(LOOK) || self.reap() {
+            if stop.wait(POLL_INTERVAL) || self.reap() {
                 return Ok(false);
             }
             match LauncherFolder(self.folder.clone()).catalog() {
@@ -433,7 +433,7 @@ impl Launcher<'_> {
                 }
                 Err(error) => missing = error.to_string(),
             }
-            if stop.wait(LOOK) || self.reap() {
+            if stop.wait(POLL_INTERVAL) || self.reap() {
                 return Ok(None);
             }
         }
@@ -510,7 +510,7 @@ impl Launcher<'_> {
                 self.servers.iter().filter(running).for_each(|server| server.signal(Signal::KILL));
                 self.say(&format!("killed because they did not end in time: {}", names.join(", ")));
             }
-            never.wait(LOOK);
+            never.wait(POLL_INTERVAL);
         }
     }
 
@@ -566,7 +566,7 @@ fn await_former_servers(
             let _ = writeln!(out, "waiting for the servers of a former launcher to end")
                 .and_then(|()| out.flush());
         }
-        if clock.elapsed() >= end_within + FORMER_SERVERS || stop.wait(LOOK) {
+        if clock.elapsed() >= end_within + FORMER_SERVERS || stop.wait(POLL_INTERVAL) {
             return Err(ProgramError::Failed(format!(
                 "servers of a former launcher still run in {}: process {}",
                 folder.display(),
@@ -643,7 +643,7 @@ pub fn run(
         if !serves && !stop.is_raised() {
             launcher.is_well = false;
         }
-        while serves && !stop.wait(LOOK) {
+        while serves && !stop.wait(POLL_INTERVAL) {
             launcher.reap();
             launcher.restart_those_due();
             let lives =

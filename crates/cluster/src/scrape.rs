@@ -27,7 +27,7 @@ pub const MAX_BYTES: usize = 1 << 20;
 /// Maximum number of samples of one server.
 pub const MAX_NUMBERS: usize = 4096;
 /// Number of servers asked concurrently; the rest are asked as others finish.
-const TOGETHER: usize = 256;
+const MAX_CONCURRENT: usize = 256;
 
 /// Why a server's metrics are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,7 +165,7 @@ impl Scraper {
         within: Duration,
     ) -> Vec<Result<ServerSamples, ScrapeFailure>> {
         let Some(runtime) = &self.runtime else { return Vec::new() };
-        let (places, clock) = (Arc::new(Semaphore::new(TOGETHER)), self.clock);
+        let (places, clock) = (Arc::new(Semaphore::new(MAX_CONCURRENT)), self.clock);
         let one = |address: &String| {
             let (places, address) = (Arc::clone(&places), address.clone());
             runtime.spawn(async move {

@@ -8,7 +8,7 @@
 //! *Thread safety*: belongs to its endpoint's thread. Any number of threads of a compute server may
 //! run this.
 
-use super::{DexIndex, FRAMES_TOGETHER};
+use super::{DexIndex, FRAMES_PER_BATCH};
 use farleaf_fabric::Fabric;
 use farleaf_index::together::all;
 use farleaf_page::Layout;
@@ -32,11 +32,11 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         while limit_ns > 0 && !ended() {
             // If something cannot be settled now, the next round tries again.
             let _ = self.settle().await;
-            let written = self.write_oldest(limit_ns / 4 * 3, FRAMES_TOGETHER).await;
+            let written = self.write_oldest(limit_ns / 4 * 3, FRAMES_PER_BATCH).await;
             let now_ns = self.fabric().now_ns();
             let is_late = |since_ns: u64| now_ns.saturating_sub(since_ns) > limit_ns;
             ages.set_behind(ages.oldest_ns().is_some_and(is_late));
-            if written < FRAMES_TOGETHER {
+            if written < FRAMES_PER_BATCH {
                 self.fabric().sleep(pause_ns).await;
             }
         }

@@ -53,7 +53,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Merges the leaf of a removed key.
     pub(super) async fn merge_sparse(&self, key: &L::Key) {
         // The key is removed even if this fails; the next removal tries again.
-        let _ = Box::pin(self.tidy(key)).await;
+        let _ = Box::pin(self.merge_underfull(key)).await;
     }
 
     /// The steps before a change.

@@ -23,7 +23,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread. The caller must run one move at a time.
 
-use super::{DexIndex, FRAMES_TOGETHER};
+use super::{DexIndex, FRAMES_PER_BATCH};
 use crate::cache::{FrameId, FrameState, Restart, is_clean};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::together::all;
@@ -141,7 +141,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let mut backoff = self.client.pages().backoff();
             while !frames.is_empty() {
                 let mut later = Vec::new();
-                for together in frames.chunks(FRAMES_TOGETHER) {
+                for together in frames.chunks(FRAMES_PER_BATCH) {
                     let swept = all(together.iter().map(|frame| work(*frame))).await;
                     for (frame, swept) in together.iter().zip(swept) {
                         match swept? {

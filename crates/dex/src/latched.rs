@@ -79,10 +79,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Prepares a latched node that is about to lose keys. Writes it back if its copy in the pool
     /// might have no room for its new fences, `low` and `high`.
     ///
-    /// The node itself is written later. If this server crashes first, its next life finds the old
-    /// copy and trims it to the new fences (D7). The copy always has room for them if they are no
-    /// longer than the frame's current fences, or if its content equals the frame's: a split or a
-    /// rebalancing leaves room in both halves.
+    /// The node itself is written later. If this server crashes first, its next incarnation finds
+    /// the old copy and trims it to the new fences (D7). The copy always has room for them if they
+    /// are no longer than the frame's current fences, or if its content equals the frame's: a split
+    /// or a rebalancing leaves room in both halves.
     ///
     /// # Errors
     /// As [`DexIndex::write_exclusive`]. The frame is unchanged.

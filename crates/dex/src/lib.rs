@@ -25,7 +25,7 @@
 //!   died in the middle of a sequence of D2, every path to a key gives the same answer.
 //! - D8. A leaf whose stamp does not match is damaged: a WRITE of it stopped half-way.
 //! - D9. An exclusive inner node is written to the pool only after a log entry with the same
-//!   content, unless nothing points to it yet. The next life of its compute server completes
+//!   content, unless nothing points to it yet. The next incarnation of its compute server completes
 //!   half-written nodes before it serves (`mend.rs`).
 //!
 //! *Thread safety*: the threads of a compute server share a [`DexServer`]. A [`DexIndex`] belongs
@@ -81,7 +81,7 @@ use farleaf_pool::remote::{Backoff, RemoteError, TimedPointer};
 use std::rc::Rc;
 
 /// Frames processed at a time, so that their WRITEs and READs are in flight together.
-const FRAMES_TOGETHER: usize = 64;
+const FRAMES_PER_BATCH: usize = 64;
 
 /// A handle on one compute server's part of the index.
 pub struct DexIndex<F: Fabric, L: Layout> {
@@ -182,7 +182,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let mut attempts = self.attempts();
         loop {
             let mut left = Vec::new();
-            for together in frames.chunks(FRAMES_TOGETHER) {
+            for together in frames.chunks(FRAMES_PER_BATCH) {
                 let written = together.iter().map(|frame| self.client.write_back(*frame));
                 for (frame, outcome) in together.iter().zip(all(written).await) {
                     match outcome {

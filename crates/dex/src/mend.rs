@@ -1,5 +1,5 @@
-//! Recovery by the next life of a compute server: before it serves, it completes the inner nodes
-//! that its previous life left half written.
+//! Recovery by the next incarnation of a compute server: before it serves, it completes the inner
+//! nodes that its previous life left half written.
 //!
 //! A page lands word by word, so a compute server that dies during a WRITE can leave a mixture of
 //! two versions. A shared node is locked at that time, and the next client that needs it recovers

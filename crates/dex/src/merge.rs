@@ -43,7 +43,7 @@ enum MergeOutcome {
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Merges or rebalances the leaf of `key`, and then the nodes above it if they have too few
     /// entries.
-    pub(super) async fn tidy(&self, key: &L::Key) -> Result<(), RemoteError> {
+    pub(super) async fn merge_underfull(&self, key: &L::Key) -> Result<(), RemoteError> {
         let _unsettled = self.unsettle();
         let probe = DescentProbe::At(key);
         let mut level = 0;
@@ -309,7 +309,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let look = |page: Page<'_, L>| (L::weight(page), L::high(page));
             let (weight, mut high) = self.read_leaf(DescentProbe::At(L::key(&low)), look).await?;
             if is_sparse::<L>(weight) {
-                self.tidy(L::key(&low)).await?;
+                self.merge_underfull(L::key(&low)).await?;
                 // The leaf may have absorbed the next one: continue after its new high fence.
                 high = self.read_leaf(DescentProbe::At(L::key(&low)), look).await?.1;
             }

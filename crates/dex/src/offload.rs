@@ -253,7 +253,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if let (Err(RemoteError::Indeterminate(_)), Some(ticket), true) = (&outcome, ticket, closes)
         {
             for _ in 0..CLOSINGS {
-                match rpc.ask_harmless(server, &OffloadRequest::CloseTicket { ticket }).await {
+                match rpc.ask_idempotent(server, &OffloadRequest::CloseTicket { ticket }).await {
                     Err(RemoteError::Indeterminate(_)) => {}
                     // However the closing failed, the change may have happened.
                     Err(_) => break,
@@ -313,7 +313,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let (open, mut outcome) = (self.offload.open.borrow().clone(), Ok(()));
         for OpenTicket { server, ticket, mark } in open {
             let close = Request::from(OffloadRequest::CloseTicket { ticket });
-            match self.client.pages().rpc().ask_harmless(server, &close).await {
+            match self.client.pages().rpc().ask_idempotent(server, &close).await {
                 Ok(Reply::Offloaded { leaf: Some(leaf), .. }) => self.client.drop_copy(leaf).await,
                 Ok(_) => {}
                 // Tickets on other memory servers do not wait for this one.

@@ -18,7 +18,7 @@ use std::rc::Rc;
 /// Maximum number of WRITEs of a node that are posted together: an invalid stamp, a leaf and its
 /// stamp; or an entry of two pieces and an inner node. An endpoint that always refused one of them
 /// could never complete the node.
-const WRITES_TOGETHER: usize = 3;
+const WRITES_PER_BATCH: usize = 3;
 
 /// Access to the tree's pages, and the tree's description from the superblock.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct DexPool<F: Fabric, L: Layout> {
 impl<F: Fabric, L: Layout> DexPool<F, L> {
     /// Opens the tree that the memory servers hold.
     pub(super) async fn open(fabric: F) -> Result<Self, IndexError> {
-        if fabric.depth() < WRITES_TOGETHER {
+        if fabric.depth() < WRITES_PER_BATCH {
             return Err(IndexError::InvalidArgument(
                 "an endpoint of DEX needs a depth of at least 3 operations in flight",
             ));
@@ -89,7 +89,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DexPool<F, L> {
     /// Finishes the changes of shared nodes that the previous life had logged, and completes the
     /// exclusive inner nodes that it left half written (D9). If several compute servers share a
     /// process, any of their endpoints may have written a node, so `range` is all keys.
-    async fn end_former_life(
+    async fn end_former_incarnation(
         &self,
         compute_server: u16,
         range: &OwnedRange<OwnedKey<L>>,

@@ -1,12 +1,13 @@
 //! Flushes and merges: by the writer that meets a full MemTable, or by tasks in the background.
 //!
-//! Flushes and merges have rights of their own, so that MemTables are flushed during long merges. A
-//! task merges as much beside one another as the options let a tree merge. With background tasks, a
-//! writer that finds no room sleeps until there is some; if such a task has failed meanwhile, the
-//! writer tries for itself, and so learns why there is no room.
+//! Flushes and compactions have rights of their own, so that MemTables are flushed during long
+//! merges. A task merges as much beside one another as the options let a tree merge. With
+//! background tasks, a writer that finds no room sleeps until there is some; if such a task has
+//! failed meanwhile, the writer tries for itself, and so learns why there is no room.
 //!
-//! A task has one timer while it has nothing to do: that of its flushes. Its merges sleep until the
-//! tree's signal is raised, which everything does that makes a merge due or possible (lsm.W1).
+//! A task has one timer while it has nothing to do: that of its flushes. Its compactions sleep
+//! until the tree's signal is raised, which everything does that makes a compaction due or possible
+//! (lsm.W1).
 //!
 //! *Thread safety*: that of the handle. Any number of tasks of any threads may work.
 
@@ -22,7 +23,7 @@ use std::cell::Cell;
 /// right.
 const STEPS: u32 = 16;
 /// The longest sleep of a background task, in nanoseconds, before it checks whether it has ended.
-pub(super) const LOOK_NS: u64 = 1_000_000;
+pub(super) const POLL_INTERVAL_NS: u64 = 1_000_000;
 /// The pause of all background tasks after a failure, in nanoseconds.
 const FAILED_NS: u64 = 1_000_000;
 
@@ -49,17 +50,17 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Merges what is due and others do not merge. Returns the number of merges.
-    async fn merge_due(&self, worker: Option<&BackgroundTask>) -> Result<u32, IndexError> {
+    async fn compact_due(&self, worker: Option<&BackgroundTask>) -> Result<u32, IndexError> {
         if worker.is_some() && self.shard.needs.is_room_wanted() {
             let made = self.make_room().await;
             self.noted(made.map(|()| true), worker)?;
         }
         if worker.is_some() {
-            let merged = self.merge_hidden().await;
+            let merged = self.compact_hidden().await;
             self.noted(merged, worker)?;
         }
         for step in 0..STEPS {
-            let merged = self.merge_what_is_due().await;
+            let merged = self.compact_what_is_due().await;
             if !self.noted(merged, worker)? {
                 return Ok(step);
             }
@@ -84,8 +85,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes what waits and merges what is due, unless other handles do. Returns how much it did.
     pub(super) async fn work(&self) -> Result<u32, IndexError> {
         let flushed = self.flush_waiting(None).await;
-        // A merge may succeed, and make room, although a flush has failed.
-        let merged = self.merge_due(None).await;
+        // A compaction may succeed, and make room, although a flush has failed.
+        let merged = self.compact_due(None).await;
         Ok(flushed? + merged?)
     }
 
@@ -107,7 +108,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             self.shard.changed.raise();
         };
         let merges = (0..self.shard.options.workers).map(|_| {
-            let merge = async move || self.merge_due(Some(at_work)).await;
+            let merge = async move || self.compact_due(Some(at_work)).await;
             self.repeat(merge, at_work, None, is_over, report)
         });
         join(flushes, all(merges)).await;

@@ -1,13 +1,13 @@
-//! What merges that run beside one another have claimed (lsm.V7).
+//! What compactions that run beside one another have claimed (lsm.V7).
 //!
 //! *Thread safety*: plain values.
 
 use farleaf_page::table::KeyBuf;
 
-/// What a merge beside others takes, and where it puts it.
+/// What a compaction beside others takes, and where it puts it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CompactionClaim {
-    /// The ids of the tables. None: the lane is taken for a part of a merge.
+    /// The ids of the tables. None: the lane is taken for a part of a compaction.
     pub(super) inputs: Vec<u64>,
     /// The level of the outputs, which is not 0.
     pub(super) into: usize,

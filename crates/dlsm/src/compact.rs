@@ -1,6 +1,6 @@
 //! Merges of tables into the next level, on the compute side, and which one is due.
 //!
-//! Several merges run beside one another if they have nothing to do with each other (lsm.V7).
+//! Several compactions run beside one another if they have nothing to do with each other (lsm.V7).
 //!
 //! *Thread safety*: that of the handle.
 
@@ -29,7 +29,7 @@ const READ_WORDS: u32 = 4 * TRANSFER_WORDS as u32;
 /// How often a task looks for something to merge that others have not just taken.
 const CLAIM_ATTEMPTS: u32 = 4;
 
-/// A merge that is due.
+/// A compaction that is due.
 struct CompactionTask {
     /// Each is a source: tables with ascending keys.
     sources: Vec<Vec<Arc<SsTable>>>,
@@ -81,7 +81,7 @@ struct CompactionPicker<'v> {
 }
 
 impl CompactionPicker<'_> {
-    /// The tables of a level that no merge has.
+    /// The tables of a level that no compaction has.
     fn free(&self, level: usize) -> Vec<Arc<SsTable>> {
         let is_free = |table: &&Arc<SsTable>| {
             !self.claims.iter().any(|claim| claim.inputs.contains(&table.id()))
@@ -89,7 +89,7 @@ impl CompactionPicker<'_> {
         self.version.levels[level].iter().filter(is_free).cloned().collect()
     }
 
-    /// How much a merge of these tables of a level is due: from 1 on.
+    /// How much a compaction of these tables of a level is due: from 1 on.
     fn score(&self, level: usize, tables: &[Arc<SsTable>]) -> f64 {
         match level {
             0 => tables.len() as f64 / self.options.level0_tables as f64,
@@ -97,7 +97,7 @@ impl CompactionPicker<'_> {
         }
     }
 
-    /// The merge that is due most of those that conflict with none, and its claim.
+    /// The compaction that is due most of those that conflict with none, and its claim.
     fn pick(&self) -> Option<(CompactionTask, CompactionClaim)> {
         let levels = (0..self.options.levels).map(|level| {
             let free = self.free(level);
@@ -120,8 +120,8 @@ impl CompactionPicker<'_> {
         is_apart.then_some((task, claim))
     }
 
-    /// All tables of level 0 that no merge has: older ones that a merge has do not overlap them, or
-    /// the claims conflict (V4).
+    /// All tables of level 0 that no compaction has: older ones that a compaction has do not
+    /// overlap them, or the claims conflict (V4).
     fn of_level0(&self, free: &[Arc<SsTable>]) -> Option<CompactionTask> {
         let tables = if self.takes_newest { &free[..1] } else { free };
         let (smallest, largest) = range_of(tables.iter())?;
@@ -150,7 +150,7 @@ impl CompactionPicker<'_> {
     }
 }
 
-/// A source of a merge, as far as it was fed.
+/// A source of a compaction, as far as it was fed.
 pub(super) struct CompactionInput {
     tables: VecDeque<(Arc<SsTable>, Range<u32>)>,
     /// The table that is fed, and its words that are left.
@@ -180,7 +180,7 @@ impl CompactionInput {
     }
 }
 
-/// A merge on this side, and how far it is.
+/// A compaction on this side, and how far it is.
 pub(super) struct CompactionRun {
     pub(super) merge: Compaction,
     pub(super) sources: Vec<CompactionInput>,
@@ -212,18 +212,18 @@ impl CompactionRun {
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Merges what is due most, beside what others merge. Returns whether there was something.
-    pub(super) async fn merge_what_is_due(&self) -> Result<bool, IndexError> {
-        match self.merge_beside_others().await {
+    pub(super) async fn compact_what_is_due(&self) -> Result<bool, IndexError> {
+        match self.compact_beside_others().await {
             // Merges have all of their inputs and outputs at once.
             Err(IndexError::OutOfMemory { .. }) => {
                 self.settle_loans().await;
-                self.merge_alone().await
+                self.compact_alone().await
             }
             outcome => outcome,
         }
     }
 
-    async fn merge_beside_others(&self) -> Result<bool, IndexError> {
+    async fn compact_beside_others(&self) -> Result<bool, IndexError> {
         self.settle_change().await?;
         for _ in 0..CLAIM_ATTEMPTS {
             if !self.shard.has_lane() {
@@ -235,23 +235,23 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let conflict = picking.conflict;
             let merging = LsmShard::begin_merge_of(&self.shard, claim, &task.sources, conflict);
             let Some(merging) = merging else { continue };
-            self.merge_task(&merging, &version, task).await?;
+            self.run_compaction(&merging, &version, task).await?;
             return Ok(true);
         }
         Ok(false)
     }
 
     /// Merges what is due most while nothing else merges, with memory for one output at a time.
-    async fn merge_alone(&self) -> Result<bool, IndexError> {
-        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
+    async fn compact_alone(&self) -> Result<bool, IndexError> {
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
         self.settle_change().await?;
         let version = self.shard.pin();
         let Some((task, _)) = self.picking(&version, &[]).pick() else { return Ok(false) };
         let CompactionTask { mut sources, into } = task;
         sources.retain(|tables| !tables.is_empty());
-        // A pinned version keeps what the merge gives back.
+        // A pinned version keeps what the compaction gives back.
         drop(version);
-        self.merge_in_pieces(&merging, sources, (into, None)).await?;
+        self.compact_in_pieces(&merging, sources, (into, None)).await?;
         Ok(true)
     }
 
@@ -272,7 +272,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
     }
 
-    async fn merge_task(
+    async fn run_compaction(
         &self,
         merging: &CompactionRight,
         version: &TreeVersion,
@@ -285,12 +285,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         {
             return self.publish(merging.moved(table, into)).await;
         }
-        self.merge_somewhere(merging, version, &sources, into).await
+        self.compact_somewhere(merging, version, &sources, into).await
     }
 
     /// Merges everything into the deepest level, where nothing but the newest values stays, unless
     /// snapshots need more.
-    pub(super) async fn merge_everything(
+    pub(super) async fn compact_everything(
         &self,
         merging: &CompactionRight,
     ) -> Result<(), IndexError> {
@@ -310,12 +310,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let level0 = level0.iter().map(|table| vec![Arc::clone(table)]);
         let sources = level0.chain(others.iter().cloned());
         let sources: Vec<_> = sources.filter(|tables| !tables.is_empty()).collect();
-        match self.merge_somewhere(merging, &version, &sources, deepest).await {
+        match self.compact_somewhere(merging, &version, &sources, deepest).await {
             Err(IndexError::OutOfMemory { .. }) => {
                 self.settle_loans().await;
-                // A pinned version keeps what the merge gives back.
+                // A pinned version keeps what the compaction gives back.
                 drop(version);
-                self.merge_in_pieces(merging, sources, (deepest, None)).await
+                self.compact_in_pieces(merging, sources, (deepest, None)).await
             }
             merged => merged,
         }

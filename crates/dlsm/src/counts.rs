@@ -13,11 +13,11 @@ pub struct TreeCounts {
     pub flushed_bytes: u64,
     /// Merges.
     pub merges: u64,
-    /// Bytes of the tables, with their indexes, that merges wrote.
+    /// Bytes of the tables, with their indexes, that compactions wrote.
     pub merged_bytes: u64,
     /// Those that ran on a memory server.
     pub near_merges: u64,
-    /// Bytes of the indexes of tables that merges wrote.
+    /// Bytes of the indexes of tables that compactions wrote.
     pub merged_index_bytes: u64,
     /// Tables that went to the next level as they were.
     pub moved_tables: u64,

@@ -24,7 +24,7 @@ use farleaf_pool::wire::{LEFT, NO_PROCESS, Refusal};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Tables that are returned by one message.
-const RETURNED_TOGETHER: usize = 8_192;
+const RETURNED_PER_BATCH: usize = 8_192;
 /// The shard belongs to another process.
 const OTHER_OWNER: IndexError = IndexError::InvalidArgument(
     "another process has this index; end it, fence its compute servers, and take its shard over",
@@ -267,7 +267,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// tried again by the next call.
     pub(super) async fn return_loans(&self) {
         let (shard, epoch) = (&self.shard, self.shard.epoch());
-        for tables in shard.space.unused_loans(epoch).chunks(RETURNED_TOGETHER) {
+        for tables in shard.space.unused_loans(epoch).chunks(RETURNED_PER_BATCH) {
             if self.extents.directory(shard.id).give_back(epoch, tables).await.is_err() {
                 break;
             }

@@ -23,7 +23,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn flush_oldest(&self, flushing: &FlushRight) -> Result<bool, IndexError> {
         self.settle_change().await?;
         let (oldest, ranges) = {
-            // Not kept: a pinned version keeps what merges give back meanwhile.
+            // Not kept: a pinned version keeps what compactions give back meanwhile.
             let version = self.shard.pin();
             let closed = match self.fabric().breaks(OLDEST_FLUSHED_FIRST) {
                 true => version.immutables.first(),

@@ -18,9 +18,9 @@ const PATIENCE_NS: u64 = 10_000_000_000;
 /// The first wait, in nanoseconds. It doubles up to [`MAX_WAIT_NS`].
 const FIRST_WAIT_NS: u64 = 500;
 const MAX_WAIT_NS: u64 = 100_000;
-/// The longest sleep of a wait that flushes and merges end, in nanoseconds.
+/// The longest sleep of a wait that flushes and compactions end, in nanoseconds.
 const MAX_SLEEP_NS: u64 = 100_000_000;
-/// How often an operation looks once more for room that merges under way give back.
+/// How often an operation looks once more for room that compactions under way give back.
 const MAX_LOOKS: u32 = 64;
 
 /// A handle of an LSM tree.
@@ -123,7 +123,7 @@ pub(super) struct BoundedWait<'f, F> {
     began_ns: u64,
     next_ns: u64,
     waits: u32,
-    /// How often it has looked once more for room that merges under way give back.
+    /// How often it has looked once more for room that compactions under way give back.
     looks: u32,
     /// Steps of flushes and merges at the last look.
     steps: u64,
@@ -132,7 +132,7 @@ pub(super) struct BoundedWait<'f, F> {
 }
 
 impl<F: Fabric> BoundedWait<'_, F> {
-    /// Whether to look once more for room that merges under way give back.
+    /// Whether to look once more for room that compactions under way give back.
     pub(super) fn looks_again(&mut self) -> bool {
         self.looks += 1;
         self.looks <= MAX_LOOKS
@@ -146,7 +146,7 @@ impl<F: Fabric> BoundedWait<'_, F> {
     }
 
     /// Sleeps until the version or a right to change it has changed more than `seen` times. As long
-    /// as flushes and merges go on, it never takes too long.
+    /// as flushes and compactions go on, it never takes too long.
     ///
     /// # Errors
     /// [`IndexError::Contended`] once nothing has gone on for too long.

@@ -86,8 +86,10 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let mut rights = None;
         if settles {
             let flushing = self.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
-            rights =
-                Some((flushing, self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?));
+            rights = Some((
+                flushing,
+                self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?,
+            ));
         }
         let editing = self.until_begun(TreeRight::Edit, LsmShard::begin_edit).await?;
         self.settle_with(&editing).await?;

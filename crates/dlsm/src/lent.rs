@@ -8,7 +8,7 @@ use farleaf_fabric::sync::Arc;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How often an idle tree looks which tables have come back, in nanoseconds.
-const LOOK_NS: u64 = 1_000_000_000;
+const POLL_INTERVAL_NS: u64 = 1_000_000_000;
 
 /// What a tree has lent, by table.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ impl SharedSsTables {
     pub(super) fn is_due(&mut self, now_ns: u64) -> bool {
         let is_due = !self.is_empty() && now_ns >= self.due_ns;
         if is_due {
-            self.due_ns = now_ns + LOOK_NS;
+            self.due_ns = now_ns + POLL_INTERVAL_NS;
         }
         is_due
     }

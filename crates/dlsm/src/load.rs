@@ -46,7 +46,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Flushes everything that was written before the call.
     pub(super) async fn flush_everything(&self) -> Result<(), IndexError> {
-        // Without its version: flushes and merges free nothing that a version in use has.
+        // Without its version: flushes and compactions free nothing that a version in use has.
         let (active, closed) = {
             let version = self.shard.pin();
             (Arc::clone(&version.active), version.immutables.first().cloned())
@@ -75,8 +75,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Flushes everything and merges it into the deepest level.
     pub(super) async fn settle_tree(&self) -> Result<(), IndexError> {
         self.flush_everything().await?;
-        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
-        self.merge_everything(&merging).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
+        self.compact_everything(&merging).await?;
         self.settle_loans().await;
         Ok(())
     }
@@ -94,7 +94,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         // Tombstones above would hide what is loaded.
         self.settle_tree().await?;
         let _flushing = self.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
-        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
         self.settle_change().await?;
         self.check_no_records()?;
         // One number for all: they become visible together. Later versions are newer.

@@ -29,7 +29,7 @@ const MIN_STEP_WORDS: u64 = 1 << 10;
 /// Steps that a job may need for each output beside.
 const OUTPUT_STEPS: u64 = 16;
 
-/// The part of a merge that one side makes.
+/// The part of a compaction that one side makes.
 #[derive(Clone, Copy)]
 pub(super) struct CompactionPart<'m> {
     pub(super) version: &'m TreeVersion,
@@ -41,7 +41,7 @@ pub(super) struct CompactionPart<'m> {
     pub(super) range: &'m SsTableClip,
 }
 
-/// The job for a merge, and how much room its outputs need.
+/// The job for a compaction, and how much room its outputs need.
 struct CompactionPlan {
     server: ServerId,
     job: CompactionOrder,
@@ -59,14 +59,14 @@ struct CompactingWords<'s> {
 
 impl Drop for CompactingWords<'_> {
     fn drop(&mut self) {
-        lock(&self.shard.merge_costs).end(self.is_near, self.words);
+        lock(&self.shard.compaction_costs).end(self.is_near, self.words);
     }
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Merges tables of `version` into `level`: parts of the keys beside one another, each on the
     /// side that the options choose, and all in one change.
-    pub(super) async fn merge_somewhere(
+    pub(super) async fn compact_somewhere(
         &self,
         merging: &CompactionRight,
         version: &TreeVersion,
@@ -84,7 +84,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let lanes = std::iter::once(merging.lane).chain(more.iter().map(|claimed| claimed.lane));
         let part = |(range, lane)| {
             let part = CompactionPart { version, sources, level, range };
-            self.merge_part(part, lane)
+            self.compact_part(part, lane)
         };
         let merged = all(ranges.iter().zip(lanes).map(part)).await;
         let merged: Vec<_> = merged.into_iter().collect::<Result<_, _>>()?;
@@ -105,7 +105,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Merges a part on the side where it would end first, or on the one that the options choose.
     /// Returns its outputs, and whether the memory server has made them.
-    async fn merge_part(
+    async fn compact_part(
         &self,
         part: CompactionPart<'_>,
         lane: u8,
@@ -118,14 +118,16 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let wants_near = match options.merges {
             CompactionPlace::Compute => false,
             CompactionPlace::Memory => true,
-            CompactionPlace::ByCost => lock(&self.shard.merge_costs).decide(words, options.workers),
+            CompactionPlace::ByCost => {
+                lock(&self.shard.compaction_costs).decide(words, options.workers)
+            }
         };
         let by_cost = options.merges == CompactionPlace::ByCost;
         let _under_way =
             by_cost.then(|| CompactingWords { shard: &self.shard, is_near: wants_near, words });
         let began_ns = self.fabric().now_ns();
         let near = match wants_near {
-            true => self.merge_near(part, lane).await,
+            true => self.compact_offloaded(part, lane).await,
             false => None,
         };
         let is_near = near.is_some();
@@ -136,8 +138,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if by_cost {
             let took_ns = self.fabric().now_ns().saturating_sub(began_ns);
             let ns_per_word = took_ns as f64 / words.max(1) as f64;
-            // A merge that the memory server could not make has cost what the attempt cost, too.
-            lock(&self.shard.merge_costs).note(wants_near, ns_per_word);
+            // A compaction that the memory server could not make has cost what the attempt cost,
+            // too.
+            lock(&self.shard.compaction_costs).note(wants_near, ns_per_word);
         }
         Ok((outputs, is_near))
     }
@@ -162,7 +165,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Merges on the memory server of the tables. `None` if the compute side must do it.
-    async fn merge_near(&self, part: CompactionPart<'_>, lane: u8) -> Option<Vec<SsTable>> {
+    async fn compact_offloaded(&self, part: CompactionPart<'_>, lane: u8) -> Option<Vec<SsTable>> {
         let mut plan = self.plan(part)?;
         // Beside the words the request has a tag, the process and the job's number.
         let words = plan.job.encode().len() + plan.extents;

@@ -1,5 +1,5 @@
-//! What a tree needs beside the merges that its levels make due: memory, and merges of ranges that
-//! tombstones hide.
+//! What a tree needs beside the compactions that its levels make due: memory, and merges of ranges
+//! that tombstones hide.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: that of the handle.
 
-use super::background::LOOK_NS;
+use super::background::POLL_INTERVAL_NS;
 use super::handle::DlsmIndex;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::{
@@ -135,7 +135,7 @@ impl<F: Fabric, L: Layout> IndexAdmin for DlsmIndex<F, L> {
     ) -> Result<(), IndexError> {
         match work {
             Background::WriteBack => {
-                self.work_until(LOOK_NS, ended, report).await;
+                self.work_until(POLL_INTERVAL_NS, ended, report).await;
                 Ok(())
             }
             Background::Balance => {

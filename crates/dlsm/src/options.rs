@@ -9,7 +9,8 @@ use farleaf_page::table::{IndexKind, MAX_RUNS};
 
 /// The most levels below level 0.
 const MAX_LEVELS: usize = 12;
-/// The most tables of level 0 that a merge in pieces takes: each keeps an extent until its end.
+/// The most tables of level 0 that a compaction in pieces takes: each keeps an extent until its
+/// end.
 pub(super) const MAX_LEVEL0: usize = 16;
 /// The most merges of a tree at a time: a memory server runs as many.
 const MAX_WORKERS: usize = 16;
@@ -25,7 +26,7 @@ pub struct DlsmOptions {
     pub most_immutables: usize,
     /// The index of each table.
     pub index: IndexKind,
-    /// Tables that merges write have about so many bytes of records.
+    /// Tables that compactions write have about so many bytes of records.
     pub table_bytes: u64,
     /// The size of an extent, in bytes.
     pub extent_bytes: u64,
@@ -33,7 +34,7 @@ pub struct DlsmOptions {
     pub chunk_bytes: u64,
     /// So many tables in level 0 are merged into level 1.
     pub level0_tables: usize,
-    /// With so many tables in level 0, writers wait for a merge. At least `level0_tables`.
+    /// With so many tables in level 0, writers wait for a compaction. At least `level0_tables`.
     pub level0_stop: usize,
     /// Bytes of level 1, beyond which its tables are merged into level 2.
     pub level1_bytes: u64,
@@ -49,7 +50,7 @@ pub struct DlsmOptions {
     /// So many records of tables that a scan READs for nothing, because they are removed, are
     /// merged at once.
     pub most_hidden: u64,
-    /// Where merges run.
+    /// Where compactions run.
     pub merges: CompactionPlace,
     /// Whether writers take turns in a queue, as those of RocksDB. For comparisons: only the
     /// simulator makes them wait.
@@ -138,9 +139,9 @@ impl DlsmOptions {
         bytes.div_ceil(extent_bytes) + 1 + memtable_bytes / (2 * self.table_bytes)
     }
 
-    /// The extents that merges can count on (S2): for one output. Each source keeps an extent of
-    /// which it has given back only a part.
-    pub(super) fn merge_extents(&self, extent_bytes: u64) -> u64 {
+    /// The extents that compactions can count on (S2): for one output. Each source keeps an extent
+    /// of which it has given back only a part.
+    pub(super) fn compaction_extents(&self, extent_bytes: u64) -> u64 {
         let sources = MAX_LEVEL0 as u64 + 1;
         (self.table_bytes + self.table_bytes / 4).div_ceil(extent_bytes) + 4 + sources
     }
@@ -157,13 +158,13 @@ impl DlsmOptions {
     /// The extents beside those for the MemTables, as long as the active one takes everything: for
     /// merges, and for the flush of a MemTable that takes only what shrinks the tree.
     pub(super) fn spare_extents(&self, memtable_bytes: usize, extent_bytes: u64) -> u64 {
-        self.merge_extents(extent_bytes) + self.flush_extents(memtable_bytes, extent_bytes)
+        self.compaction_extents(extent_bytes) + self.flush_extents(memtable_bytes, extent_bytes)
     }
 
-    /// What bulk loads leave, and what merges that are not in pieces leave.
+    /// What bulk loads leave, and what compactions that are not in pieces leave.
     pub(super) fn kept(&self, extent_bytes: u64) -> (u64, u64) {
         let spare = self.spare_extents(self.memtable.bytes, extent_bytes);
-        (spare, self.merge_extents(extent_bytes))
+        (spare, self.compaction_extents(extent_bytes))
     }
 
     pub(super) fn check(&self) -> Result<(), IndexError> {

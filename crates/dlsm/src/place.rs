@@ -1,8 +1,8 @@
-//! Where merges run, and what they have cost there.
+//! Where compactions run, and what they have cost there.
 //!
 //! *Thread safety*: plain values.
 
-/// Where merges run.
+/// Where compactions run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CompactionPlace {
     /// On compute servers.
@@ -19,7 +19,7 @@ const CONTRARY: u64 = 100;
 /// The share of a new measurement in an average: one part in this many.
 const SHARE: f64 = 16.0;
 
-/// What merges have cost, and how much is being merged.
+/// What compactions have cost, and how much is being merged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CompactionCosts {
     near: PlacementSide,
@@ -32,12 +32,12 @@ pub(super) struct CompactionCosts {
 struct PlacementSide {
     /// Nanoseconds for each word of input. 0 if none was measured.
     ns_per_word: f64,
-    /// Words of input of merges that are under way.
+    /// Words of input of compactions that are under way.
     under_way: u64,
 }
 
 impl CompactionCosts {
-    /// Whether the next merge, of `words` words, runs on the memory server: where it would end
+    /// Whether the next compaction, of `words` words, runs on the memory server: where it would end
     /// first. A memory server runs `workers` merges at a time. The words count as under way until
     /// [`CompactionCosts::end`].
     pub(super) fn decide(&mut self, words: u64, workers: usize) -> bool {
@@ -61,13 +61,13 @@ impl CompactionCosts {
         if is_near { &mut self.near } else { &mut self.far }
     }
 
-    /// A merge of `words` words is no longer under way.
+    /// A compaction of `words` words is no longer under way.
     pub(super) fn end(&mut self, is_near: bool, words: u64) {
         let side = self.side(is_near);
         side.under_way = side.under_way.saturating_sub(words);
     }
 
-    /// Records the cost of a merge.
+    /// Records the cost of a compaction.
     pub(super) fn note(&mut self, is_near: bool, ns_per_word: f64) {
         let average = &mut self.side(is_near).ns_per_word;
         *average = match *average == 0.0 {

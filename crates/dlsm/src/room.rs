@@ -1,5 +1,5 @@
-//! Room for more: what a full memory pool still takes, and merges that need little memory to give
-//! more back.
+//! Room for more: what a full memory pool still takes, and compactions that need little memory to
+//! give more back.
 //!
 //! The extents of a tree are promised before they are needed. A MemTable takes writes only if the
 //! extents for its flush are promised, and merges always find those for an output. In a full pool
@@ -18,11 +18,11 @@
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.S1. A MemTable takes writes only while extents for its flush are promised, and only
 //!   flushes take those. A shard owns them: no other one can.
-//! - lsm.S2. While the active MemTable takes writes, merges can count on the extents of an output;
-//!   if it takes everything, another MemTable that takes what shrinks the tree can be flushed
-//!   beside.
-//! - lsm.S3. After each output of a merge in pieces, what it has read of its inputs is given back:
-//!   the directory has the change first, and no version in use has the extents.
+//! - lsm.S2. While the active MemTable takes writes, compactions can count on the extents of an
+//!   output; if it takes everything, another MemTable that takes what shrinks the tree can be
+//!   flushed beside.
+//! - lsm.S3. After each output of a compaction in pieces, what it has read of its inputs is given
+//!   back: the directory has the change first, and no version in use has the extents.
 //! - lsm.S4. A write ends as out of memory only after everything was flushed and merged, and it has
 //!   changed nothing.
 //!
@@ -53,7 +53,7 @@ const PINNED_WAITS: u32 = 50;
 const PINNED_NS: u64 = 1_000_000;
 /// So many records are merged for each that scans READ for nothing.
 const HIDDEN_PART: u64 = 8;
-/// The fewest extents that an output of a merge in pieces is begun with.
+/// The fewest extents that an output of a compaction in pieces is begun with.
 const MIN_PIECE_EXTENTS: u64 = 4;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
@@ -224,7 +224,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let flushing = self.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
         while self.flush_oldest(&flushing).await? {}
         drop(flushing);
-        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
         self.settle_loans().await;
         loop {
             self.settle_change().await?;
@@ -232,7 +232,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 return Ok(true);
             }
             let Some((sources, into)) = next_for_room(&shard.pin()) else { break };
-            self.merge_in_pieces(&merging, sources, (into, None)).await?;
+            self.compact_in_pieces(&merging, sources, (into, None)).await?;
         }
         // What operations in flight still read comes back, too.
         for _ in 0..PINNED_WAITS {
@@ -250,15 +250,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Merges the tombstones at the beginning of a range, and what they hide, if a scan has met
     /// many of them or a flush has written them: scans of the head of a queue would READ them all,
     /// again and again. Returns whether it has.
-    pub(super) async fn merge_hidden(&self) -> Result<bool, IndexError> {
+    pub(super) async fn compact_hidden(&self) -> Result<bool, IndexError> {
         let shard = &self.shard;
         let Some((first, end, records)) = shard.needs.take_hidden() else { return Ok(false) };
         // The newest tombstones are in MemTables.
         Box::pin(self.flush_everything()).await?;
-        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
+        let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
         self.settle_change().await?;
         let Some((sources, into)) = self.before((first, &end), records) else { return Ok(false) };
-        self.merge_in_pieces(&merging, sources, (into, Some(end))).await?;
+        self.compact_in_pieces(&merging, sources, (into, Some(end))).await?;
         Ok(true)
     }
 
@@ -304,7 +304,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Merges tables into a level, or their keys before `end`, with memory for one output at a
     /// time: after each output, what it was made from is given back (S3).
-    pub(super) async fn merge_in_pieces(
+    pub(super) async fn compact_in_pieces(
         &self,
         merging: &CompactionRight,
         sources: Vec<Vec<Arc<SsTable>>>,
@@ -376,18 +376,18 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok((removed, parts))
     }
 
-    /// Words of records that the next output of a merge in pieces may have.
+    /// Words of records that the next output of a compaction in pieces may have.
     ///
     /// # Errors
     /// [`IndexError::OutOfMemory`] if that would be so few that the extent which no output fills
-    /// takes more than the merge gives back.
+    /// takes more than the compaction gives back.
     async fn piece_words(&self) -> Result<u32, IndexError> {
         let (shard, options) = (&self.shard, &self.shard.options);
         let mut free = 0;
         for _ in 0..PINNED_WAITS {
             let (available, promised) = shard.space.available();
             free = available.saturating_sub(promised);
-            if free >= shard.merge_extents() || shard.has_landed() {
+            if free >= shard.compaction_extents() || shard.has_landed() {
                 break;
             }
             self.fabric().sleep(PINNED_NS).await;

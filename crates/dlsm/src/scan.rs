@@ -1,4 +1,4 @@
-//! Scans: a merge of cursors over MemTables and tables, in both directions, as of one bound.
+//! Scans: a compaction of cursors over MemTables and tables, in both directions, as of one bound.
 //!
 //! A scan takes a snapshot, waits until its bound is settled and pins a version *then*. Merges keep
 //! what the snapshot sees, so nothing that the scan must see is missing in the version.
@@ -33,8 +33,8 @@ struct SourceEntry {
     value: Option<Vec<u8>>,
 }
 
-/// What a scan sees. While it exists, flushes and merges keep that in the newest version of each
-/// tree.
+/// What a scan sees. While it exists, flushes and compactions keep that in the newest version of
+/// each tree.
 pub(super) struct ScanView {
     /// The highest number that the scan sees, which is settled.
     pub(super) bound: u64,
@@ -377,7 +377,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         drop(version);
         if self.shard.workers().0 == 0 {
             // If it fails, the next scan tries again.
-            let _ = self.merge_hidden().await;
+            let _ = self.compact_hidden().await;
         }
         Ok(records)
     }

@@ -98,7 +98,7 @@ impl Sequences {
         self.announced[..used].iter().map(|line| line.0.load(Ordering::Acquire))
     }
 
-    /// The bounds of all snapshots, ascending. A merge keeps the newest version up to each.
+    /// The bounds of all snapshots, ascending. A compaction keeps the newest version up to each.
     pub fn snapshot_bounds(&self) -> Vec<u64> {
         lock(&self.snapshots).keys().copied().collect()
     }
@@ -171,7 +171,7 @@ impl Drop for Announcement<'_> {
     }
 }
 
-/// A snapshot: merges keep the versions that it can see until it is dropped.
+/// A snapshot: compactions keep the versions that it can see until it is dropped.
 #[derive(Debug)]
 pub struct Snapshot {
     sequences: Arc<Sequences>,
@@ -182,7 +182,8 @@ impl Snapshot {
     /// Takes a snapshot of everything written so far. It may be read once its bound is settled.
     pub fn take(sequences: &Arc<Sequences>) -> Self {
         let mut snapshots = lock(&sequences.snapshots);
-        // Under the lock: a merge that listed the bounds earlier has only numbers up to this bound.
+        // Under the lock: a compaction that listed the bounds earlier has only numbers up to this
+        // bound.
         let bound = sequences.latest();
         *snapshots.entry(bound).or_insert(0) += 1;
         drop(snapshots);

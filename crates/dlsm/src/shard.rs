@@ -2,9 +2,9 @@
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
 //! - lsm.V2. One handle at a time flushes, the oldest MemTable first, so level 0 is in the order of
-//!   the numbers. A flush and merges may run together.
-//! - lsm.V7. Of merges that run together, no two have an input in common, and no two write to the
-//!   same level keys between which keys of the other lie.
+//!   the numbers. A flush and compactions may run together.
+//! - lsm.V7. Of compactions that run together, no two have an input in common, and no two write to
+//!   the same level keys between which keys of the other lie.
 //! - lsm.V3. One change adds tables and takes away what they were made from.
 //! - memtable.Q6. A new MemTable is in the current version before a write to it returns.
 //!
@@ -60,9 +60,9 @@ pub struct LsmShard {
     pub(super) writers: Arc<IdleWriters>,
     /// Raised when the version has changed, and when a right or a worker has gone.
     pub(super) changed: ChangeSignal,
-    /// Raised by everything that flushes and merges do, so that waiting for them has a bound.
+    /// Raised by everything that flushes and compactions do, so that waiting for them has a bound.
     steps: AtomicU64,
-    pub(super) merge_costs: Mutex<CompactionCosts>,
+    pub(super) compaction_costs: Mutex<CompactionCosts>,
     pub(super) needs: TreeNeeds,
     state: Mutex<LsmShardState>,
 }
@@ -78,7 +78,7 @@ struct LsmShardState {
     jobs: u64,
     /// The rights that handles have: to flush, to merge alone, and to edit.
     taken: [bool; 3],
-    /// What merges beside one another have claimed, by lane (V7).
+    /// What compactions beside one another have claimed, by lane (V7).
     claims: BTreeMap<u8, CompactionClaim>,
     /// Operations that wait for the right to flush, to merge, and to edit.
     waiting: [usize; 3],
@@ -216,7 +216,7 @@ impl LsmShard {
             filter_bytes: AtomicU64::new(options.memtable.filter_bytes as u64),
             sequences,
             space: Arc::new(space),
-            merge_costs: Mutex::default(),
+            compaction_costs: Mutex::default(),
             needs: TreeNeeds::default(),
             writers: Arc::clone(writers),
             changed: ChangeSignal::default(),
@@ -451,7 +451,7 @@ impl LsmShard {
                 let of_table = (self.options.table_bytes / extent_bytes).max(1);
                 spare + self.space.usage().leased / of_table
             }
-            Intake::Shrinking => self.options.merge_extents(self.space.extent_bytes()),
+            Intake::Shrinking => self.options.compaction_extents(self.space.extent_bytes()),
             Intake::Nothing => 0,
         }
     }
@@ -491,8 +491,8 @@ impl LsmShard {
         promised + self.flush_extents(self.memtable().bytes) + self.kept_for(Intake::Everything)
     }
 
-    /// The extents that a merge can count on.
-    pub(super) fn merge_extents(&self) -> u64 {
+    /// The extents that a compaction can count on.
+    pub(super) fn compaction_extents(&self) -> u64 {
         self.kept_for(Intake::Shrinking)
     }
 
@@ -510,7 +510,7 @@ impl LsmShard {
         self.changed.raise();
     }
 
-    /// Whether merges cannot make enough room, as far as is known.
+    /// Whether compactions cannot make enough room, as far as is known.
     pub(super) fn is_exhausted(&self) -> bool {
         let (flushes, is_flushed) = {
             let state = lock(&self.state);
@@ -547,8 +547,8 @@ impl LsmShard {
         state.tables - count + 1
     }
 
-    /// The next job of a merge on a memory server. Numbers of a lane ascend. `None` if the epoch
-    /// has no more.
+    /// The next job of a compaction on a memory server. Numbers of a lane ascend. `None` if the
+    /// epoch has no more.
     pub(super) fn next_job(&self, server: ServerId, lane: u8) -> Option<JobId> {
         let mut state = lock(&self.state);
         let number = u32::try_from(state.jobs + 1).ok()?;
@@ -556,7 +556,7 @@ impl LsmShard {
         Some(JobId::first(server, self.id, state.epoch).in_lane(lane, number))
     }
 
-    /// Counts a merge on a memory server.
+    /// Counts a compaction on a memory server.
     pub(super) fn count_near_merge(&self) {
         lock(&self.state).counts.near_merges += 1;
     }
@@ -567,7 +567,7 @@ impl LsmShard {
     }
 
     /// The right to merge alone. `None` if another handle has it, or merges.
-    pub(super) fn begin_merge(shard: &Arc<Self>) -> Option<CompactionRight> {
+    pub(super) fn begin_compaction(shard: &Arc<Self>) -> Option<CompactionRight> {
         if !lock(&shard.state).claims.is_empty() {
             return None;
         }
@@ -577,13 +577,13 @@ impl LsmShard {
         is_alone.then_some(CompactionRight { lane: 0, _alone: Some(held), _beside: None })
     }
 
-    /// Whether a merge beside others may begin.
+    /// Whether a compaction beside others may begin.
     pub(super) fn has_lane(&self) -> bool {
         let state = lock(&self.state);
         state.has_lane(&self.options)
     }
 
-    /// The current version, and what merges that are under way have claimed of it.
+    /// The current version, and what compactions that are under way have claimed of it.
     pub(super) fn pin_with_claims(&self) -> (Arc<TreeVersion>, Vec<CompactionClaim>) {
         let state = lock(&self.state);
         (Arc::clone(&state.version), state.claims.values().cloned().collect())
@@ -616,7 +616,7 @@ impl LsmShard {
         Some(CompactionRight { lane, _alone: None, _beside: Some(claimed) })
     }
 
-    /// At most `most` further lanes, for the parts of a merge.
+    /// At most `most` further lanes, for the parts of a compaction.
     pub(super) fn more_lanes(
         shard: &Arc<Self>,
         merging: &CompactionRight,
@@ -681,13 +681,13 @@ impl LsmShard {
         (state.workers, state.failures)
     }
 
-    /// Background flushes and merges that have failed so far.
+    /// Background flushes and compactions that have failed so far.
     pub fn failures(&self) -> u64 {
         self.workers().1
     }
 
     /// The number of merges, and of parts of merges, under way.
-    pub fn running_merges(&self) -> u64 {
+    pub fn running_compactions(&self) -> u64 {
         let state = lock(&self.state);
         let alone = u64::from(state.taken[TreeRight::Merge as usize]);
         state.claims.len() as u64 + alone
@@ -698,7 +698,7 @@ impl LsmShard {
         lock(&self.state).counts.stalls += 1;
     }
 
-    /// Counts a step of a flush or a merge.
+    /// Counts a step of a flush or a compaction.
     pub(super) fn step(&self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
     }
@@ -710,7 +710,7 @@ impl LsmShard {
 }
 
 impl LsmShardState {
-    /// Whether another merge may run beside those that do.
+    /// Whether another compaction may run beside those that do.
     fn has_lane(&self, options: &DlsmOptions) -> bool {
         let right = TreeRight::Merge as usize;
         !self.taken[right] && self.waiting[right] == 0 && self.claims.len() < options.workers

@@ -52,20 +52,20 @@ fn a_right_is_left_to_operations_that_wait_for_it() {
     drop(other);
     drop(begin(claim([10, 11], 1)).expect("other keys"));
     let waiting = LsmShard::begin_waiting(&shard, TreeRight::Merge);
-    assert!(LsmShard::begin_merge(&shard).is_none(), "it is not alone");
+    assert!(LsmShard::begin_compaction(&shard).is_none(), "it is not alone");
     let seen = shard.changed.count();
     drop(merging);
     assert!(shard.changed.count() > seen, "the operation is woken");
     assert!(begin(claim([1, 4], 1)).is_none());
     let flushing = LsmShard::begin_due(&shard, TreeRight::Flush, LsmShard::begin_flush);
     assert!(flushing.is_some(), "flushes go on beside it");
-    let alone = LsmShard::begin_merge(&shard).expect("they have gone");
+    let alone = LsmShard::begin_compaction(&shard).expect("they have gone");
     drop(alone);
     let seen = shard.changed.count();
     drop(waiting);
     assert!(shard.changed.count() > seen, "the task is woken");
     assert!(begin(claim([1, 4], 1)).is_some());
-    let alone = LsmShard::begin_merge(&shard).unwrap();
+    let alone = LsmShard::begin_compaction(&shard).unwrap();
     assert!(begin(claim([1, 4], 1)).is_none(), "one merges alone");
     drop(alone);
 }
@@ -91,7 +91,7 @@ fn table(shard: &LsmShard, id: u64) -> SsTable {
 fn a_table_that_has_moved_is_not_claimed_where_it_was() {
     let shard = Arc::new(LsmShard::new(0, &DlsmOptions::default()).unwrap());
     let editing = LsmShard::begin_edit(&shard).unwrap();
-    let merging = LsmShard::begin_merge(&shard).unwrap();
+    let merging = LsmShard::begin_compaction(&shard).unwrap();
     editing.make_unlisted(&merging.merged(&[], 1, vec![table(&shard, 7)]));
     drop(merging);
     let begin = |picked: &[Vec<Arc<SsTable>>], into| {

@@ -1,5 +1,5 @@
-//! A signal that tasks of any thread sleep on, until a flush or a merge has made room, or there is
-//! something to flush or to merge.
+//! A signal that tasks of any thread sleep on, until a flush or a compaction has made room, or
+//! there is something to flush or to merge.
 //!
 //! *Invariants*
 //! - lsm.W1. A task that read the signal's count before it looked at the tree is woken by every

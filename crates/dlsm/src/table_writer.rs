@@ -125,7 +125,7 @@ pub(super) fn refused(_: RefusedRecord) -> IndexError {
     IndexError::InvalidArgument("a table cannot take a record; use smaller MemTables")
 }
 
-/// The error of a merge of tables with these ids at these places.
+/// The error of a compaction of tables with these ids at these places.
 pub(super) fn merge_error(error: CompactionError, inputs: &[(u64, GlobalAddr)]) -> IndexError {
     match error {
         CompactionError::Damaged(damaged) => {

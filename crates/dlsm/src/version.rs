@@ -6,7 +6,7 @@
 //! - lsm.V4. Of the versions of a key, the newer one is in the source that comes first: the active
 //!   MemTable, closed ones from the newest on, level 0 from the newest table on, the other levels.
 //!
-//! - A table of which a merge has taken a part begins at the first key that is left. Its
+//! - A table of which a compaction has taken a part begins at the first key that is left. Its
 //!   extents before that key are given back.
 //!
 //! *Thread safety*: plain values; shared as they are.
@@ -38,7 +38,7 @@ pub(super) enum SwitchOutcome {
     Here,
     /// Another call did.
     Before,
-    /// Too many closed ones wait for their flush, or too many tables of level 0 for a merge.
+    /// Too many closed ones wait for their flush, or too many tables of level 0 for a compaction.
     NoRoom,
     /// The extents for the next one's flush are not there.
     NoSpace,
@@ -93,7 +93,7 @@ impl SsTable {
         self.lease.pieces(skipped, words.saturating_sub(skipped), u64::MAX)
     }
 
-    /// Whether merges have taken a part of it.
+    /// Whether compactions have taken a part of it.
     pub(super) fn is_part(&self) -> bool {
         self.meta.clip.lower.is_some()
     }

@@ -41,7 +41,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let version = self.shard.pin();
             if version.takes < least {
                 let takes = version.takes;
-                drop(version); // merges give back nothing that it has
+                drop(version); // compactions give back nothing that it has
                 if self.admit(takes, (key, &action), &mut wait).await? {
                     least = Intake::Shrinking;
                 }
@@ -80,7 +80,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 }
                 WriteStep::OtherTable => {
                     let table = Arc::clone(table);
-                    // Flushes and merges free nothing that this version has.
+                    // Flushes and compactions free nothing that this version has.
                     drop(version);
                     self.replace(&table).await?;
                 }
@@ -123,7 +123,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                     wait.for_change(&self.shard, seen).await?;
                 }
                 SwitchOutcome::NoRoom if wait.works_itself(&self.shard) => {
-                    // A merge may fail although the flush before it has made room.
+                    // A compaction may fail although the flush before it has made room.
                     let worked = self.work().await;
                     if self.shard.switch(full, Intake::Everything)? != SwitchOutcome::NoRoom {
                         continue;

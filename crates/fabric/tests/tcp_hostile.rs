@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 const SERVER: ServerId = ServerId::new(0);
 const REGION_BYTES: usize = 16_384;
 /// A check fails if it does not end within this time.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn start(token: &Token, config: TcpServerConfig) -> TcpServer {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -51,7 +51,7 @@ fn serves(server: &TcpServer, token: &Token) {
 
 fn connect(address: SocketAddr) -> TcpStream {
     let socket = TcpStream::connect(address).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
     socket
 }
 
@@ -75,7 +75,7 @@ fn initiator(token: &Token, number: u16) -> Initiator {
 /// A connection that the server has admitted.
 fn let_in(address: SocketAddr, token: &Token, number: u16) -> io::Result<TcpStream> {
     let mut socket = TcpStream::connect(address)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     let mut initiator = initiator(token, number);
     socket.write_all(initiator.hello())?;
     loop {
@@ -332,7 +332,7 @@ fn random_and_mutated_bytes_disturb_nobody() {
     assert!(counters.requests > count / 8, "too few strings were decoded as requests");
     let started = Instant::now();
     while server.counters().connections > 0 {
-        assert!(started.elapsed() < PATIENCE, "connections remain open");
+        assert!(started.elapsed() < TIMEOUT, "connections remain open");
         std::thread::yield_now();
     }
 }

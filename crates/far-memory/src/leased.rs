@@ -21,7 +21,7 @@ pub const TERM_MS: u32 = 60_000;
 /// the looks that end a lease, and some more.
 const MAX_QUARTERS: u64 = 6;
 /// Least time between two looks at the leases, in nanoseconds.
-const MIN_LOOK_NS: u64 = 1_000_000;
+const MIN_POLL_INTERVAL_NS: u64 = 1_000_000;
 
 /// A space in the pools of memory servers with pages of layout `L`. The region's chunks are in a
 /// lease, which the pager's thread renews. It ends with the region; if the program dies, another
@@ -147,7 +147,7 @@ impl<F: Fabric, L: Layout> ChunkSpace<F> for Leased<L> {
         let waited_ns = self.waited_ns.get();
         let wait_ns = self.leases.look_again_ns();
         let wait_ns = wait_ns.filter(|_| waited_ns < MAX_QUARTERS * self.quarter_ns());
-        let wait_ns = wait_ns.map(|ns| ns.max(MIN_LOOK_NS).min(self.quarter_ns()));
+        let wait_ns = wait_ns.map(|ns| ns.max(MIN_POLL_INTERVAL_NS).min(self.quarter_ns()));
         self.waited_ns.set(wait_ns.map_or(0, |ns| waited_ns + ns));
         wait_ns
     }

@@ -174,7 +174,7 @@ fn renewals_do_not_wait_for_a_silent_server() {
         fabric.sleep(dies_at_ns).await;
         let rpc = RpcClient::<_, Fixed8>::new(fabric.clone());
         let renewals = async || {
-            let asked = rpc.ask_harmless(ServerId::new(1), &PoolRequest::ListLeases).await;
+            let asked = rpc.ask_idempotent(ServerId::new(1), &PoolRequest::ListLeases).await;
             let Ok(Reply::Leases(leases)) = asked else { panic!("{asked:?}") };
             leases.iter().map(|lease| lease.renewals).collect::<Vec<_>>()
         };

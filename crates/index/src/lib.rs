@@ -43,7 +43,7 @@ pub use partitioned::{
 pub use range_index::{
     Exchange, KeyedRecords, OwnedForm, RangeIndex, RecordOf, RecordsOf, ScanResult,
 };
-pub(crate) use range_index::{OPERATIONS_TOGETHER, rounds};
+pub(crate) use range_index::{OPERATIONS_PER_BATCH, rounds};
 pub use reshape::{KeyRange, Reshape, ReshapeCost};
 pub use values::{InLeaves, InTables, PartValues, ReclaimOutcome, ScanEnd, ValueForm};
 

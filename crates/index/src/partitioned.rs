@@ -147,7 +147,7 @@ pub trait PartPool<F: Fabric, L: Layout> {
 
     /// Cleans up after the previous life of a compute server, which is fenced at all memory
     /// servers: completes whatever it left half done in `range`. May be called repeatedly.
-    fn end_former_life(
+    fn end_former_incarnation(
         &self,
         compute_server: u16,
         range: &OwnedRange<OwnedKey<L>>,

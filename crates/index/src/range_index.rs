@@ -12,7 +12,7 @@ use std::ops::{Bound, RangeBounds};
 
 /// Maximum number of operations of one `multi_get` or `execute_all` in flight, unless a design
 /// defines another limit.
-pub(crate) const OPERATIONS_TOGETHER: usize = 32;
+pub(crate) const OPERATIONS_PER_BATCH: usize = 32;
 
 /// An ordered key-value index, as one client sees it.
 ///
@@ -169,7 +169,7 @@ pub trait RangeIndex {
     /// Maximum number of operations of one `multi_get` or `execute_all` that are in flight
     /// together.
     fn operations_together(&self) -> usize {
-        OPERATIONS_TOGETHER
+        OPERATIONS_PER_BATCH
     }
 
     /// The values of `keys`, in their order. The lookups are in flight together; each is
@@ -180,7 +180,7 @@ pub trait RangeIndex {
     ) -> impl Future<Output = Result<Vec<Option<OwnedForm<Self::Value>>>, IndexError>> {
         async {
             let lookup = |key| LeafEdit { key, action: EditAction::Get };
-            let edits: SmallVec<[_; OPERATIONS_TOGETHER]> =
+            let edits: SmallVec<[_; OPERATIONS_PER_BATCH]> =
                 keys.iter().map(|key| lookup(key.borrow())).collect();
             let answers = self.execute_all(&edits).await.into_iter();
             answers.map(|answer| answer.map(|answer| answer.found)).collect()
@@ -232,7 +232,7 @@ async fn execute_in_rounds<I: RangeIndex + ?Sized>(
 /// number may overlap. All zero if nothing changes.
 pub(crate) fn rounds<K: ?Sized + Eq, V: ?Sized>(
     edits: &[LeafEdit<&K, &V>],
-) -> SmallVec<[usize; OPERATIONS_TOGETHER]> {
+) -> SmallVec<[usize; OPERATIONS_PER_BATCH]> {
     if !edits.iter().any(LeafEdit::changes) {
         return smallvec![0; edits.len()];
     }

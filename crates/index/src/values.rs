@@ -42,9 +42,9 @@ pub trait ValueForm<L: Layout>: Debug + Send + Sync + 'static {
     /// [`RemoteError::BadPool`] if it has not.
     fn check_index<F: Fabric>(fabric: &F) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// Takes over what former lives of this endpoint's compute server have left outside leaves.
-    /// They are fenced, and everything that they left half done is finished. Call it once for
-    /// `shared`, before anything of this life is written.
+    /// Takes over what former incarnations of this endpoint's compute server have left outside
+    /// leaves. They are fenced, and everything that they left half done is finished. Call it once
+    /// for `shared`, before anything of this life is written.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.
@@ -68,7 +68,7 @@ pub struct ScanEnd<K> {
     pub is_full: bool,
 }
 
-/// What a step of looking for memory of former lives has led to.
+/// What a step of looking for memory of former incarnations has led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReclaimOutcome {
     /// There is another step.
@@ -128,8 +128,8 @@ pub trait PartValues<F: Fabric, L: Layout> {
         blocks: &mut Vec<BlockRef>,
     ) -> impl Future<Output = Result<(), RemoteError>>;
 
-    /// Takes one step of looking for memory that former lives have left and no leaf refers to. One
-    /// task of a compute server does this, while other operations run.
+    /// Takes one step of looking for memory that former incarnations have left and no leaf refers
+    /// to. One task of a compute server does this, while other operations run.
     ///
     /// # Errors
     /// [`RemoteError`] if leaves cannot be read or written back. The step can be taken again.

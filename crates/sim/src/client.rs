@@ -25,7 +25,7 @@ use std::pin::Pin;
 use std::task::Poll;
 
 /// Poll interval while waiting for other tasks, in nanoseconds.
-const LOOK_AGAIN_NS: u64 = 10_000;
+const POLL_INTERVAL_NS: u64 = 10_000;
 
 /// Attempts of the observer, or of a client that opens the index, after an uncertain outcome.
 const ATTEMPTS: u32 = 16;
@@ -132,14 +132,14 @@ impl RunBoard {
     /// Waits until the initial contents are loaded.
     pub(crate) async fn wait_for_load(&self, fabric: &impl Fabric) {
         while !self.loaded.load(Ordering::Acquire) {
-            fabric.sleep(LOOK_AGAIN_NS).await;
+            fabric.sleep(POLL_INTERVAL_NS).await;
         }
     }
 
     /// Waits until all clients have ended or died, or `other` holds.
     pub(crate) async fn wait_for_clients_or(&self, fabric: &impl Fabric, other: impl Fn() -> bool) {
         while self.active.load(Ordering::Acquire) > 0 && !other() {
-            fabric.sleep(LOOK_AGAIN_NS).await;
+            fabric.sleep(POLL_INTERVAL_NS).await;
         }
     }
 
@@ -476,7 +476,7 @@ pub(crate) async fn observer<L, De, F>(
     board.let_clients_begin();
     let mut undeclared: Vec<&ServerDeath> = deaths.iter().collect();
     while board.active.load(Ordering::Acquire) > 0 || !undeclared.is_empty() {
-        fabric.sleep(LOOK_AGAIN_NS).await;
+        fabric.sleep(POLL_INTERVAL_NS).await;
         // Other tasks wait for this handle's outcomes in doubt, even while it is idle.
         let _ = index.settle().await;
         let known = undeclared.extract_if(.., |death| death.known_at_ns <= fabric.now_ns());

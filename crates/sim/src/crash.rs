@@ -2,12 +2,12 @@
 //! empty caches.
 //!
 //! A run consists of rounds. In every round but the last, clients work until the crash. An auditor
-//! then begins the next life of the dead compute servers and reads every key in every way: by a
-//! get, by a scan of only that key in both directions, and by scans of all keys in both directions,
-//! each time with an empty cache. All of them must agree (D7), and the contents must be among those
-//! that the crash may leave ([`check_kept`]). The next round begins with these contents. In the
-//! last round no server dies: everything is written back, and the pool must then hold exactly the
-//! index's records.
+//! then begins the next incarnation of the dead compute servers and reads every key in every way:
+//! by a get, by a scan of only that key in both directions, and by scans of all keys in both
+//! directions, each time with an empty cache. All of them must agree (D7), and the contents must be
+//! among those that the crash may leave ([`check_kept`]). The next round begins with these
+//! contents. In the last round no server dies: everything is written back, and the pool must then
+//! hold exactly the index's records.
 //!
 //! *Thread safety*: a run is one thread.
 
@@ -27,7 +27,7 @@ use farleaf_fabric::sim::{SimCluster, SimControl};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Provider};
 use farleaf_index::OwnedRange;
-use farleaf_index::partition::{ComputePool, end_former_life, fence_former_life};
+use farleaf_index::partition::{ComputePool, end_former_incarnation, fence_former_incarnation};
 use farleaf_index::{Background, ByName, Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
 use farleaf_page::{Layout, NamedLayout, OwnedKey, clipped};
 use farleaf_pool::server::MemoryServer;
@@ -40,14 +40,14 @@ const MAX_DEATH_NS: u64 = 40_000;
 
 type CrashCluster<L> = SimCluster<MemoryServer<L>>;
 
-/// Begins a compute server's next life, over an endpoint of another compute server.
+/// Begins a compute server's next incarnation, over an endpoint of another compute server.
 ///
 /// The compute servers of these scenarios share a process, so each endpoint may write nodes of all
-/// of them, and the next life mends nodes of all keys.
-async fn begin_life<L: Layout>(fabric: &impl Fabric, server: u16) -> Result<(), IndexError> {
-    fence_former_life(fabric, server).await?;
+/// of them, and the next incarnation mends nodes of all keys.
+async fn begin_incarnation<L: Layout>(fabric: &impl Fabric, server: u16) -> Result<(), IndexError> {
+    fence_former_incarnation(fabric, server).await?;
     let all_keys = OwnedRange { low: L::min_key(), high: None };
-    end_former_life::<Dex, _, L>(fabric.clone(), server, &all_keys).await
+    end_former_incarnation::<Dex, _, L>(fabric.clone(), server, &all_keys).await
 }
 
 /// State shared by all rounds of a run.
@@ -353,7 +353,7 @@ impl<L: NamedLayout> CrashRun<'_, L> {
             fabric.sleep(fabric.random() % MAX_DEATH_NS).await;
         }
         for server in reborn {
-            if let Err(error) = begin_life::<L>(&fabric, *server).await {
+            if let Err(error) = begin_incarnation::<L>(&fabric, *server).await {
                 board.report(format!("compute server {server} cannot restart: {error}"));
             }
         }
@@ -383,7 +383,7 @@ impl<L: NamedLayout> CrashRun<'_, L> {
         }
     }
 
-    /// Begins the next life of the dead compute servers, and reads everything in every way.
+    /// Begins the next incarnation of the dead compute servers, and reads everything in every way.
     fn audit(
         &self,
         sim: &CrashCluster<L>,
@@ -395,7 +395,7 @@ impl<L: NamedLayout> CrashRun<'_, L> {
         let pools = &pools;
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             for server in servers {
-                let begun = begin_life::<L>(&fabric, *server).await;
+                let begun = begin_incarnation::<L>(&fabric, *server).await;
                 begun
                     .map_err(|error| format!("compute server {server} cannot restart: {error}"))?;
             }

@@ -11,7 +11,7 @@ use farleaf_dlsm::ShardedDlsm;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::blocks::{Blocks, InBlocks, SharedBlocks};
-use farleaf_index::partition::{ComputePool, ComputeServer, end_former_life};
+use farleaf_index::partition::{ComputePool, ComputeServer, end_former_incarnation};
 use farleaf_index::{Design, InLeaves, IndexError, Partitioned, ValueForm};
 use farleaf_page::{BlockRef, Layout, NamedLayout, OwnedKey, StoredValue};
 use farleaf_pool::remote::BlockUsage;
@@ -169,7 +169,8 @@ impl<L: NamedLayout> IndexForm<L> for InShards {
     ) -> Result<(), IndexError> {
         for server in reader.servers() {
             let range = reader.map().range_of(server.number());
-            end_former_life::<ShardedDlsm, _, L>(fabric.clone(), server.number(), &range).await?;
+            end_former_incarnation::<ShardedDlsm, _, L>(fabric.clone(), server.number(), &range)
+                .await?;
         }
         Ok(())
     }

@@ -45,7 +45,7 @@ pub struct ProcessesSpec {
     /// Number of threads of a process.
     #[serde(default = "one_thread")]
     pub threads: u16,
-    /// Longest time until a process that died begins its next life, in nanoseconds.
+    /// Longest time until a process that died begins its next incarnation, in nanoseconds.
     #[serde(default)]
     pub restart_after_ns: u64,
     /// The map record fails once in this many times: a read has no result, or a put has an unknown

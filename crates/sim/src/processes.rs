@@ -30,7 +30,7 @@ use farleaf_fabric::{Calls, Cluster, Cpu, Fabric, Provider, Region, ReplySink, S
 use farleaf_index::client::{Acknowledged, ClientIndex, ClientOptions, ServerDirectory};
 use farleaf_index::partition::{
     Balancer, ComputeServer, MapState, MapStore, PartitionMap, PutOutcome, RequestQueues,
-    ServedClients, Worker, begin_life, end_former_life, fence_former_life,
+    ServedClients, Worker, begin_incarnation, end_former_incarnation, fence_former_incarnation,
 };
 use farleaf_index::{
     BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned, RangeIndex,
@@ -54,7 +54,7 @@ use std::task::{Poll, Waker};
 const FEWEST_TASKS: u64 = 2;
 const MAX_TASKS: u64 = 8;
 /// Poll interval of a process for its death, in nanoseconds.
-const LOOK_FOR_DEATH_NS: u64 = 20_000;
+const DEATH_POLL_INTERVAL_NS: u64 = 20_000;
 /// Longest time between the start of a move and the death of one of its servers, in nanoseconds.
 const MAX_UNTIL_DEATH_NS: u64 = 400_000;
 /// Longest time between a request of a bulk load and the death of a server, as a power of two of
@@ -252,7 +252,7 @@ impl<L: Layout> ProcessHandler<L> {
                 *lock(&self.dies_at_ns) = None;
                 return;
             }
-            fabric.sleep(LOOK_FOR_DEATH_NS).await;
+            fabric.sleep(DEATH_POLL_INTERVAL_NS).await;
         }
     }
 }
@@ -700,7 +700,7 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
         tasks.push(Box::pin(worker.reclaim(&ended)));
         tasks.push(Box::pin(async {
             while !self.board.is_over() {
-                fabric.sleep(LOOK_FOR_DEATH_NS).await;
+                fabric.sleep(DEATH_POLL_INTERVAL_NS).await;
             }
             front.close();
         }));
@@ -727,10 +727,11 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
         number: u16,
     ) -> Result<Vec<Worker<V::Design, AnyFabric, L, V::Values>>, IndexError> {
         let nobody = self.as_compute_server(&sibling(fabric, self.nobody()));
-        fence_former_life(&nobody, number).await?;
-        let map = begin_life(&nobody, &*self.store(fabric), number).await?;
+        fence_former_incarnation(&nobody, number).await?;
+        let map = begin_incarnation(&nobody, &*self.store(fabric), number).await?;
         let mine = self.as_compute_server(&sibling(fabric, number));
-        end_former_life::<V::Design, _, L>(mine.clone(), number, &map.range_of(number)).await?;
+        end_former_incarnation::<V::Design, _, L>(mine.clone(), number, &map.range_of(number))
+            .await?;
         let server = ComputeServer::start(number, self.options.server(), map)?;
         let server = Arc::new(server.sampling(self.options.balance().one_in));
         let values = V::shared(self.scenario)?;
@@ -770,7 +771,7 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
             let deaths = lock(&front.deaths_ns).len();
             // One that is dead already does not die once more.
             while lock(&front.queues).is_some() && lock(&front.deaths_ns).len() == deaths {
-                fabric.sleep(LOOK_FOR_DEATH_NS).await;
+                fabric.sleep(DEATH_POLL_INTERVAL_NS).await;
             }
         }
         for _ in 0..READS {
@@ -898,8 +899,8 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
     }
 
     /// Compares the blocks that the processes have in use with those that leaves refer to, if each
-    /// process has found all free blocks of its former lives. Others belong to no process, for
-    /// good, such as those in chunks that processes have shared because keys were moved.
+    /// process has found all free blocks of its former incarnations. Others belong to no process,
+    /// for good, such as those in chunks that processes have shared because keys were moved.
     fn count_blocks(&self, cluster: &SimCluster<NetworkService<L>>) -> Result<(), String> {
         let DesignSpec::Dex { moves: 0, .. } = self.scenario.design else { return Ok(()) };
         if self.spec.lives_ns == 0 {

@@ -18,7 +18,7 @@ use std::cell::RefCell;
 use std::ops::Bound;
 
 /// Poll interval while waiting for the gate or for clients, in nanoseconds.
-const NAP_NS: u64 = 50_000;
+const POLL_INTERVAL_NS: u64 = 50_000;
 
 /// Longest poll interval while waiting for a moment in time, in nanoseconds.
 const LONG_NAP_NS: u64 = 5_000_000;
@@ -138,7 +138,7 @@ impl<'a> BackgroundTasks<'a> {
             match gate.opened_ns() {
                 Some(opened_ns) => break opened_ns,
                 None if self.is_over() => return Vec::new(),
-                None => fabric.sleep(NAP_NS).await,
+                None => fabric.sleep(POLL_INTERVAL_NS).await,
             }
         };
         match self.run.reshaping.changes.get(task) {
@@ -190,14 +190,16 @@ impl<'a> BackgroundTasks<'a> {
             if self.is_over() {
                 return Vec::new();
             }
-            let nap_ns = if operations == u64::MAX { LONG_NAP_NS } else { NAP_NS };
+            let nap_ns = if operations == u64::MAX { LONG_NAP_NS } else { POLL_INTERVAL_NS };
             fabric.sleep((ns - now_ns).min(nap_ns)).await;
         }
         let began_ns = fabric.now_ns();
         let outcome = loop {
             match index.reshape(&reshape(index, planned.change)).await {
                 // Another move is in progress: retry later.
-                Err(IndexError::Contended { .. }) if !self.is_over() => fabric.sleep(NAP_NS).await,
+                Err(IndexError::Contended { .. }) if !self.is_over() => {
+                    fabric.sleep(POLL_INTERVAL_NS).await
+                }
                 outcome => break outcome,
             }
         };

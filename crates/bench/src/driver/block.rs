@@ -6,7 +6,7 @@ use crate::workload::{OperationStream, WorkloadOperation};
 use std::ops::Range;
 
 /// Number of operations drawn at a time, unless each must be drawn separately.
-const TOGETHER: usize = 128;
+const BLOCK_OPERATIONS: usize = 128;
 
 /// Operations that a client has drawn but not executed yet.
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ pub(super) struct OperationBlock {
 impl OperationBlock {
     /// Number of operations to draw if each call of the index has `batch` operations.
     pub(super) fn length(batch: usize) -> usize {
-        TOGETHER.next_multiple_of(batch)
+        BLOCK_OPERATIONS.next_multiple_of(batch)
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -94,7 +94,7 @@ impl<'a, F: Fabric> ClientLoop<'a, F> {
                 if until_ns == u64::MAX {
                     break;
                 }
-                self.fabric.sleep(NAP_NS).await;
+                self.fabric.sleep(POLL_INTERVAL_NS).await;
                 now_ns = self.fabric.now_ns();
                 continue;
             }
@@ -239,7 +239,7 @@ pub(super) fn thread_cpu_ns() -> u64 {
 }
 
 /// Poll interval of a client while its compute server owns no keys, in nanoseconds.
-const NAP_NS: u64 = 20_000;
+const POLL_INTERVAL_NS: u64 = 20_000;
 
 /// Limit on draws in search of an operation on an owned key. After that, the client takes any key.
 const MAX_DRAWN: u32 = 1_000;

@@ -30,7 +30,7 @@ use std::time::Duration;
 const PATIENCE_NS: u64 = 2_000_000_000;
 const PAUSE_NS: u64 = 100_000_000;
 /// Number of records per request when counting keys.
-const COUNTED_TOGETHER: usize = 1000;
+const COUNTED_PER_BATCH: usize = 1000;
 
 /// Options of `farleaf move`.
 #[derive(Debug, Args)]
@@ -157,9 +157,9 @@ async fn boundary<L: ClusterLayout>(
     let mut keys = Vec::new();
     let mut lower = Bound::Included(range.low);
     loop {
-        let scan = ScanResult::range((lower, upper.clone())).limit(COUNTED_TOGETHER);
+        let scan = ScanResult::range((lower, upper.clone())).limit(COUNTED_PER_BATCH);
         let records = client.scan(&scan).await?;
-        let is_full = records.len() == COUNTED_TOGETHER;
+        let is_full = records.len() == COUNTED_PER_BATCH;
         keys.extend(records.into_iter().map(|(key, _)| key));
         counted.set_position(keys.len() as u64);
         match keys.last() {

@@ -70,7 +70,7 @@ fn a_compute_server_that_came_back_at_another_port_is_found() {
 }
 
 #[test]
-fn what_was_not_sent_is_done_by_the_next_life_of_a_compute_server() {
+fn what_was_not_sent_is_done_by_the_next_incarnation_of_a_compute_server() {
     let mut cluster = serving("tcp", &["--restart"]);
     let connection = connect(&cluster, LONG);
     assert_eq!(try_both(&connection, KEYS[0]), [Ok(()), Ok(())]);

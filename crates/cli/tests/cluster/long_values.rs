@@ -6,7 +6,7 @@ use crate::launched::{Launched, farleaf};
 use crate::moving::{must, owners};
 use crate::serving::{DEADLINE, compute, connect_to, serving};
 use crate::strings::{
-    Model, assert_comes_back_from_a_file, assert_same, client, next_life, work_with,
+    Model, assert_comes_back_from_a_file, assert_same, client, next_incarnation, work_with,
 };
 use farleaf_index::{IndexError, RangeIndex};
 use farleaf_page::{Bytes, LengthError};
@@ -61,10 +61,10 @@ fn long_values_are_served(transport: &str) {
 
     // What was flushed outlives a kill.
     flush(&cluster);
-    next_life(&mut cluster, 0, Signal::KILL);
+    next_incarnation(&mut cluster, 0, Signal::KILL);
     assert_same(&cluster, &model);
     work(&cluster, &mut model, 3);
-    next_life(&mut cluster, 0, Signal::TERM);
+    next_incarnation(&mut cluster, 0, Signal::TERM);
     assert_same(&cluster, &model);
 
     assert_comes_back_from_a_file(&cluster, &model);
@@ -105,7 +105,7 @@ fn killed_compute_servers_leave_no_blocks_behind() {
         flush(&cluster);
         taken.push(chunk_bytes(&cluster));
         for server in [0, 1] {
-            next_life(&mut cluster, server, Signal::KILL);
+            next_incarnation(&mut cluster, server, Signal::KILL);
         }
         assert!(chunk_bytes(&cluster).iter().all(|bytes| *bytes > 0), "they are taken over");
         assert_same(&cluster, &model);

@@ -142,8 +142,8 @@ pub(crate) fn path(cluster: &Launched, name: &str) -> String {
     cluster.folder.path().join(name).to_str().unwrap().to_owned()
 }
 
-/// Waits for the next life of a compute server after `end` has ended this one.
-pub(crate) fn next_life(cluster: &mut Launched, number: u16, by: Signal) {
+/// Waits for the next incarnation of a compute server after `end` has ended this one.
+pub(crate) fn next_incarnation(cluster: &mut Launched, number: u16, by: Signal) {
     let before = compute(cluster, number).unwrap();
     signal(before.pid, by);
     cluster.await_line(&format!("compute server {number} has been restarted"));
@@ -162,12 +162,12 @@ fn byte_strings_are_served(transport: &str) {
     // Flushed changes survive a kill; acknowledged ones survive a clean end.
     assert_eq!(client(&cluster, &["flush"]).0, Some(0));
     for number in [0, 1] {
-        next_life(&mut cluster, number, Signal::KILL);
+        next_incarnation(&mut cluster, number, Signal::KILL);
     }
     assert_same(&cluster, &model);
     work(&cluster, &mut model, 2);
     for number in [0, 1] {
-        next_life(&mut cluster, number, Signal::TERM);
+        next_incarnation(&mut cluster, number, Signal::TERM);
     }
     assert_same(&cluster, &model);
     // Files preserve every byte of keys and values, in both notations, with and without a header.

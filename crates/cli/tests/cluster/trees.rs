@@ -6,7 +6,7 @@ use crate::ending::{metrics, number};
 use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{DEADLINE, compute, connect, connect_to, serving};
 use crate::strings::{
-    Model, assert_comes_back_from_a_file, assert_same, client, next_life, work_with,
+    Model, assert_comes_back_from_a_file, assert_same, client, next_incarnation, work_with,
 };
 use farleaf_index::{IndexError, RangeIndex, ScanResult};
 use farleaf_page::Bytes;
@@ -116,10 +116,10 @@ fn long_byte_strings_are_served_from_trees() {
     work(&cluster, &mut model, 1);
     assert_same(&cluster, &model);
     assert_eq!(client(&cluster, &["flush"]).0, Some(0));
-    next_life(&mut cluster, 0, Signal::KILL);
+    next_incarnation(&mut cluster, 0, Signal::KILL);
     assert_same(&cluster, &model);
     work(&cluster, &mut model, 2);
-    next_life(&mut cluster, 1, Signal::TERM);
+    next_incarnation(&mut cluster, 1, Signal::TERM);
     assert_same(&cluster, &model);
     assert_comes_back_from_a_file(&cluster, &model);
     assert_eq!(client(&cluster, &["flush"]).0, Some(0));

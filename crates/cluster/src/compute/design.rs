@@ -69,7 +69,7 @@ pub(super) struct ServerTrees {
     pub(super) index_bytes: u64,
     /// Closed MemTables that wait for their flush.
     pub(super) waiting_memtables: u64,
-    pub(super) running_merges: u64,
+    pub(super) running_compactions: u64,
     /// Flushes and merges that failed in the background.
     pub(super) failures: u64,
     pub(super) counts: TreeCounts,
@@ -167,7 +167,7 @@ impl<L: ClusterLayout> ClusterDesign<L> for ShardedDlsm {
             let deepest = levels.iter().rposition(|(tables, _)| *tables > 0);
             all.levels = all.levels.max(deepest.unwrap_or(0) as u64);
             all.waiting_memtables += shard.ranges().len() as u64 - 1;
-            all.running_merges += shard.running_merges();
+            all.running_compactions += shard.running_compactions();
             all.failures += shard.failures();
             for (tables, bytes) in levels {
                 all.tables += tables as u64;

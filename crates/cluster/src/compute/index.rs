@@ -55,8 +55,8 @@ pub(super) fn check_part<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
     checked.map_err(|error| ConfigError::Settings(error.to_string()).into())
 }
 
-/// Takes over what former lives of this compute server have left beside leaves. Call it when they
-/// have ended, before the next life writes anything.
+/// Takes over what former incarnations of this compute server have left beside leaves. Call it when
+/// they have ended, before the next incarnation writes anything.
 pub(super) fn adopt<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
     cluster: &C,
     compute_server: u16,
@@ -69,22 +69,22 @@ pub(super) fn adopt<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
 
 /// Ends the previous life of this compute server, if it had one, so that a new life can begin.
 /// Returns the map to serve by.
-pub(super) fn begin_life<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
+pub(super) fn begin_incarnation<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
     cluster: &C,
     compute_server: u16,
     store: &CatalogMap<L>,
 ) -> Result<PartitionMap<OwnedKey<L>>, ProgramError> {
     run(cluster, NOBODY, async |fabric| {
-        partition::fence_former_life(&fabric, compute_server).await
+        partition::fence_former_incarnation(&fabric, compute_server).await
     })?;
     let store = Mutex::new(store.clone());
     let map = run(cluster, NOBODY, async |fabric| {
         let store = lock(&store).clone();
-        partition::begin_life(&fabric, &store, compute_server).await
+        partition::begin_incarnation(&fabric, &store, compute_server).await
     })?;
     let range = &map.range_of(compute_server);
     run(cluster, compute_server, async |fabric| {
-        partition::end_former_life::<D, _, L>(fabric, compute_server, range).await
+        partition::end_former_incarnation::<D, _, L>(fabric, compute_server, range).await
     })?;
     Ok(map)
 }

@@ -194,7 +194,7 @@ fn of_trees(
     let help = "Bytes of the indexes of tables on this compute server";
     family("dlsm_index_bytes", help, Gauge, of_trees!(|trees| trees.index_bytes));
     let help = "Merges under way";
-    family("dlsm_running_merges", help, Gauge, of_trees!(|trees| trees.running_merges));
+    family("dlsm_running_merges", help, Gauge, of_trees!(|trees| trees.running_compactions));
     let help = "Writers that found no room, and waited for flushes and merges or made them";
     family("dlsm_stalls", help, Counter, of_trees!(|trees| trees.counts.stalls));
     let help = "Flushes and merges that failed in the background; they are tried again";

@@ -90,9 +90,9 @@ pub struct ComputeServerOptions {
 }
 
 /// Poll interval of the catalog.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How long to wait for the server's number and for the catalog, beyond the lease term.
-const PATIENCE: Duration = Duration::from_secs(20);
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Sources of a compute server's metrics.
 #[derive(Default)]
@@ -218,7 +218,7 @@ fn await_settings(
             tracing::info!("{waits_for}");
             said = waits_for;
         }
-        stop.wait(LOOK);
+        stop.wait(POLL_INTERVAL);
     }
     Ok(None)
 }
@@ -264,7 +264,7 @@ fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
     };
     let (key, value) = (keys.compute(options.number), records::encode(&record));
     let mut published = record.clone();
-    let patience = options.term + PATIENCE;
+    let patience = options.term + REGISTER_TIMEOUT;
     let member =
         ClusterMember::register(Arc::clone(&catalog), key, value, options.term, patience, stop);
     let member = match member {
@@ -285,7 +285,7 @@ fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
         said: String::new(),
     };
     let mut outcome = Ok(());
-    while !stop.wait(LOOK) {
+    while !stop.wait(POLL_INTERVAL) {
         if !program.crew.are_alive() {
             return failed(format!("a thread of compute server {} failed", options.number));
         }
@@ -581,7 +581,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> ComputeProgram<'_, L, D> {
         }
         let store = CatalogMap::start(Arc::clone(&self.catalog), &self.keys, generation)?;
         let cluster = reach::connect(settings.transport, memory, &self.token, self.options)?;
-        let map = index::begin_life::<L, D, _>(&cluster, self.options.number, &store)?;
+        let map = index::begin_incarnation::<L, D, _>(&cluster, self.options.number, &store)?;
         let (of_server, values) = D::server(self.options).map_err(because)?;
         let server = ComputeServer::start(self.options.number, &of_server, map).map_err(because)?;
         // Otherwise it would find this out while it opens the index, and begin lives for ever.

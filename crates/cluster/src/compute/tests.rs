@@ -146,7 +146,7 @@ impl<D: Tested<ServerOptions: Clone + Sync + Send>> Provider for Tiers<D> {
         let store = CatalogMap::<Fixed8>::start(Arc::clone(&catalog) as _, &keys, 1).unwrap();
         let mut compute = Vec::new();
         for number in 0..self.compute_servers {
-            let map = index::begin_life::<_, D, _>(&memory, number, &store).unwrap();
+            let map = index::begin_incarnation::<_, D, _>(&memory, number, &store).unwrap();
             let server = Arc::new(ComputeServer::start(number, &self.server, map).unwrap());
             let tally = Arc::new(RequestTally::default());
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -380,7 +380,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
         let store =
             CatalogMap::<Fixed8>::start(catalog, &CatalogKeys::new("tests").unwrap(), 1).unwrap();
-        let map = index::begin_life::<_, Dex, _>(&memory, 0, &store).unwrap();
+        let map = index::begin_incarnation::<_, Dex, _>(&memory, 0, &store).unwrap();
         let started = ComputeServer::<Dex, _>::start(0, &CacheOptions::default(), map);
         let server = Arc::new(started.unwrap());
         let config =
@@ -396,7 +396,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
 }
 
 /// A compute server with less memory than the one that created the index once found this out while
-/// it opened the index, and then began the next life, for ever.
+/// it opened the index, and then began the next incarnation, for ever.
 #[test]
 fn too_little_memory_for_the_shards_ends_a_compute_server() {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..Default::default() };

@@ -38,10 +38,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Poll interval of the generation.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How long to wait, beyond the lease term, for a catalog that does not answer yet or for the
 /// server's number to become free.
-const PATIENCE: Duration = Duration::from_secs(20);
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum number of connections to an embedded catalog.
 const CATALOG_CONNECTIONS: usize = 4096;
 
@@ -269,7 +269,7 @@ impl MemoryProgram<'_> {
     /// Follows the generation until `stop` is raised.
     fn serve(&self, member: &ClusterMember, stop: &StopSignal) -> Result<(), ProgramError> {
         let (mut published, mut fails) = (true, false);
-        while !stop.wait(LOOK) {
+        while !stop.wait(POLL_INTERVAL) {
             let step = generation(&*self.catalog, &self.keys).and_then(|generation| {
                 let mine = lock(&self.pool).as_ref().map(|pool| pool.generation);
                 if mine.is_none_or(|mine| mine < generation) {
@@ -312,9 +312,11 @@ fn patiently<T>(
     loop {
         match ask() {
             Err(ProgramError::Catalog(Unreachable { .. } | Indeterminate { .. }))
-                if clock.elapsed() < PATIENCE && !stop.wait(Duration::from_millis(100)) => {}
+                if clock.elapsed() < REGISTER_TIMEOUT && !stop.wait(Duration::from_millis(100)) => {
+            }
             Err(ProgramError::Record(records::RecordError::Catalog(Unreachable { .. })))
-                if clock.elapsed() < PATIENCE && !stop.wait(Duration::from_millis(100)) => {}
+                if clock.elapsed() < REGISTER_TIMEOUT && !stop.wait(Duration::from_millis(100)) => {
+            }
             answer => return answer,
         }
     }
@@ -335,7 +337,7 @@ fn await_settings(
         if !std::mem::replace(&mut waits, true) {
             tracing::info!("waiting for the cluster's settings");
         }
-        stop.wait(LOOK);
+        stop.wait(POLL_INTERVAL);
     }
     Ok(None)
 }
@@ -409,7 +411,7 @@ pub fn run(options: &MemoryServerOptions, stop: &StopSignal) -> Result<(), Progr
         advertised,
         metrics: metrics.as_ref().map(|metrics| metrics.local_address().to_string()),
     };
-    let patience = options.term + PATIENCE;
+    let patience = options.term + REGISTER_TIMEOUT;
     let key = program.keys.memory(options.number);
     let member =
         ClusterMember::register(catalog, key, program.record()?, options.term, patience, stop);

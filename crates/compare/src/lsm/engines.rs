@@ -31,7 +31,7 @@ pub(super) const WORKERS: usize = 2;
 pub(super) const BLOOM_BITS: f32 = 10.0;
 
 /// Records that one call of a scan of dLSM returns.
-const SCANNED_TOGETHER: usize = 10_000;
+const SCANNED_PER_BATCH: usize = 10_000;
 
 /// dLSM over a memory server of this process. Its writers flush and merge.
 pub(super) struct InMemory {
@@ -104,12 +104,12 @@ impl EmptyEngine for InMemory {
             let mut scanned = records.scanned();
             loop {
                 let last = Bound::Excluded(scanned.last().to_vec());
-                let scan = ScanResult::range((last, Bound::Unbounded)).limit(SCANNED_TOGETHER);
+                let scan = ScanResult::range((last, Bound::Unbounded)).limit(SCANNED_PER_BATCH);
                 let found = index.scan(&scan).await?;
                 for (key, value) in &found {
                     scanned.see(key, value)?;
                 }
-                if found.len() < SCANNED_TOGETHER {
+                if found.len() < SCANNED_PER_BATCH {
                     return scanned.end();
                 }
             }

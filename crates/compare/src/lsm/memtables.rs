@@ -16,7 +16,7 @@ use farleaf_fabric::sync::Arc;
 use std::ops::Range;
 
 /// Records of a list: what the paper's MemTable of 64 MiB holds, with nodes.
-const TOGETHER: usize = 128_000;
+const LIST_RECORDS: usize = 128_000;
 
 /// A list of records, which may be shared.
 trait RecordList: Sized + Sync {
@@ -111,7 +111,9 @@ impl RecordList for SkipMap<[u8; KEY_BYTES], [u8; VALUE_BYTES]> {
 
 /// The places of each list.
 fn lists(records: &WrittenRecords) -> impl Iterator<Item = Range<usize>> {
-    (0..records.len()).step_by(TOGETHER).map(|first| first..records.len().min(first + TOGETHER))
+    (0..records.len())
+        .step_by(LIST_RECORDS)
+        .map(|first| first..records.len().min(first + LIST_RECORDS))
 }
 
 fn measure<L: RecordList>(

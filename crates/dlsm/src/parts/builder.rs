@@ -122,7 +122,7 @@ impl LoadedSsTables {
             // Tombstones above would hide what is loaded.
             tree.settle_tree().await?;
             let flushing = tree.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
-            let merging = tree.until_begun(TreeRight::Merge, LsmShard::begin_merge).await?;
+            let merging = tree.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
             tree.settle_change().await?;
             tree.check_no_records()?;
             rights.insert(tree.shard.id, (*tree, flushing, merging));

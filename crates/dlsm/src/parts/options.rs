@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     /// With MemTables by the compute server's memory alone, three of them took most of a pool of
-    /// 48 MiB, and merges had no memory.
+    /// 48 MiB, and compactions had no memory.
     #[test]
     fn a_small_pool_has_small_memtables() {
         let options = DlsmServerOptions {

@@ -28,7 +28,7 @@ use std::rc::Rc;
 
 /// How often background tasks check whether they have ended, in nanoseconds: rarely, because each
 /// tree has one on each thread.
-const LOOK_NS: u64 = 20_000_000;
+const POLL_INTERVAL_NS: u64 = 20_000_000;
 /// How often a thread settles what it has given up, in nanoseconds.
 const SETTLE_NS: u64 = 50_000_000;
 
@@ -107,7 +107,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     async fn closed(&self, shard: usize) -> RemoteError {
         if self.server.ended_division().is_some_and(|(divided, _)| divided == shard) {
             // If that fails, the next operation tries it.
-            let _ = self.settle_division().await;
+            let _ = self.settle_split().await;
         }
         RemoteError::Moved
     }
@@ -135,30 +135,30 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     }
 
     /// Asks which shards divisions have made (L5), after division `ended` if that has ended.
-    async fn look_for_divisions(&self, ended: Option<u64>) -> Result<(), RemoteError> {
+    async fn look_for_splits(&self, ended: Option<u64>) -> Result<(), RemoteError> {
         let rpc = RpcClient::<F, L>::new(self.fabric.clone());
         Ok(self.server.learn_divisions(&divided_shards(&rpc).await?, ended)?)
     }
 
     /// Finds out what became of a division that has ended, if there is one (L4).
-    async fn settle_division(&self) -> Result<(), RemoteError> {
+    async fn settle_split(&self) -> Result<(), RemoteError> {
         let Some((shard, number)) = self.server.ended_division() else { return Ok(()) };
         if !self.fabric.breaks(DIVISIONS_SETTLED) {
             self.tree(shard)?.end_leaving().await?;
         }
-        self.look_for_divisions(Some(number)).await
+        self.look_for_splits(Some(number)).await
     }
 
     /// Divides the shard that has `low` inside it, so that another one begins there. Returns
     /// whether it has: the compute server may have as many shards as it can have.
-    async fn divide_at(&self, low: &[u8]) -> Result<bool, RemoteError> {
-        self.settle_division().await?;
+    async fn split_shard_at(&self, low: &[u8]) -> Result<bool, RemoteError> {
+        self.settle_split().await?;
         let servers = self.fabric.memory_servers();
         if !self.server.can_divide(low, servers) {
             return Ok(false);
         }
         // For a number that no other compute server has taken.
-        self.look_for_divisions(None).await?;
+        self.look_for_splits(None).await?;
         // Only a tree that is open is in a directory.
         drop(self.enter_at(low).await?);
         let Some((shard, into)) = self.server.begin_division(low, servers) else {
@@ -167,7 +167,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         let dividing = SplitInFlight(&self.server);
         let divided = self.tree(shard)?.divide((into as u64, &KeyBuf::from_bytes(low))).await;
         drop(dividing);
-        self.settle_division().await?;
+        self.settle_split().await?;
         match divided.map_err(RemoteError::from) {
             // Also if that is not known: the map knows.
             _ if self.map().ends(low).0 == Some(low) => Ok(true),
@@ -243,9 +243,9 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         while !is_over() {
             if let Ok((tree, visit)) = self.enter(shard).await {
                 drop(visit);
-                return tree.work_until(LOOK_NS, is_over, &|_| {}).await;
+                return tree.work_until(POLL_INTERVAL_NS, is_over, &|_| {}).await;
             }
-            self.fabric.sleep(LOOK_NS).await;
+            self.fabric.sleep(POLL_INTERVAL_NS).await;
         }
     }
 
@@ -408,7 +408,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
                 let owned = part.server.owned();
                 let is_over = || ended() || part.server.changes() != owned.changes;
                 if owned.shards().is_empty() {
-                    part.fabric.sleep(LOOK_NS).await;
+                    part.fabric.sleep(POLL_INTERVAL_NS).await;
                 }
                 all(owned.shards().iter().map(|shard| part.work_on(*shard, &is_over))).await;
             }
@@ -468,7 +468,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         let range = self.part.server.range();
         let is_inside = |at: &OwnedKey<L>| *at > range.low && range.has(L::key(at));
         let own = key.to_owned();
-        if is_inside(&own) && self.part.divide_at(key.encoded().as_ref()).await? {
+        if is_inside(&own) && self.part.split_shard_at(key.encoded().as_ref()).await? {
             return Ok(Some(own));
         }
         let (low, high) = self.fences(key).await?;
@@ -502,7 +502,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         let part = &*self.part;
         // A map that has these ends may lack shards in between.
         if !part.fabric.breaks(PIECES_REREAD) || part.server.check_range(grown).is_err() {
-            part.look_for_divisions(None).await?;
+            part.look_for_splits(None).await?;
         }
         let coming = part.server.check_range(grown)?;
         let check = async |shard| {

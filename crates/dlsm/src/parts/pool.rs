@@ -120,16 +120,16 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
         Ok(())
     }
 
-    /// Takes the shards of the range from the former life, which loses what it had in MemTables
-    /// only.
-    async fn end_former_life(
+    /// Takes the shards of the range from the former incarnation, which loses what it had in
+    /// MemTables only.
+    async fn end_former_incarnation(
         &self,
         _compute_server: u16,
         range: &OwnedRange<OwnedKey<L>>,
     ) -> Result<(), IndexError> {
         let space = Arc::new(ExtentSpace::new(1));
         let client = ExtentClient::<F, L>::new(self.fabric.clone(), &space, 1);
-        // The former life may have divided a shard since this endpoint looked.
+        // The former incarnation may have divided a shard since this endpoint looked.
         let pieces = divided_shards(client.rpc()).await?;
         let map = self.map.divided(&pieces).ok_or(IndexError::Damaged { at: GlobalAddr::NULL })?;
         for shard in map.shards(shards_of::<L>(&map, range)?) {

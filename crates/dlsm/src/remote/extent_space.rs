@@ -8,8 +8,8 @@
 //! ```
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
-//! - lsm.K1. An extent is free, in one lease, resting or lost. A table of which a merge has taken a
-//!   part shares its other extents with the lease of the whole table.
+//! - lsm.K1. An extent is free, in one lease, resting or lost. A table of which a compaction has
+//!   taken a part shares its other extents with the lease of the whole table.
 //! - lsm.K2. An extent rests for a grace period after its lease has ended, which is when no version
 //!   in use has its table.
 //!
@@ -49,17 +49,17 @@ pub struct ExtentUsage {
 pub(crate) enum ExtentUse {
     /// A flush, to which they were promised.
     Flush,
-    /// A merge, which gives back about as many at its end. It leaves what a merge in pieces needs:
-    /// merges beside one another could take all.
+    /// A compaction, which gives back about as many at its end. It leaves what a compaction in
+    /// pieces needs: compactions beside one another could take all.
     Merge,
-    /// An output of a merge in pieces, which then gives back what it has read.
+    /// An output of a compaction in pieces, which then gives back what it has read.
     Piece,
     /// A bulk load, which leaves what merges and flushes need.
     Load,
 }
 
-/// A merge job: its memory server, the shard that it belongs to, and its number. The numbers of
-/// later epochs are higher, so that a process can close all jobs of those before it.
+/// A compaction job: its memory server, the shard that it belongs to, and its number. The numbers
+/// of later epochs are higher, so that a process can close all jobs of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct JobId {
     /// The memory server that runs it.
@@ -265,8 +265,8 @@ impl ExtentSpace {
         }
     }
 
-    /// Sets how many extents bulk loads, and merges that are not in pieces, leave beside those that
-    /// are promised (S2).
+    /// Sets how many extents bulk loads, and compactions that are not in pieces, leave beside those
+    /// that are promised (S2).
     pub(crate) fn keep(&self, (extents, for_pieces): (u64, u64)) {
         let mut inner = lock(&self.inner);
         (inner.kept, inner.for_pieces) = (extents, for_pieces);

@@ -29,11 +29,11 @@ use std::collections::VecDeque;
 /// The most words of one READ or WRITE: 64 KiB.
 pub(crate) const TRANSFER_WORDS: usize = 8192;
 /// READs or WRITEs of one table in flight together.
-const TOGETHER: usize = 4;
+const MAX_CONCURRENT: usize = 4;
 /// Attempts to write a piece.
 const WRITE_ATTEMPTS: u32 = 16;
 /// Buffers of an endpoint that wait for their next use.
-const BUFFERS_KEPT: usize = 2 * TOGETHER;
+const BUFFERS_KEPT: usize = 2 * MAX_CONCURRENT;
 /// How often an allocation that finds no memory waits for extents that rest. Other handles take
 /// some of them.
 const RESTING_ROUNDS: u32 = 8;
@@ -89,7 +89,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         self.chunks.allocate(server, bytes, ChunkUse::Whole { least: bytes }).await
     }
 
-    /// A table of a merge to be written.
+    /// A table of a compaction to be written.
     pub fn writer(&self) -> ExtentWriter<'_, F, L> {
         self.writer_for(ExtentUse::Merge)
     }
@@ -148,7 +148,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         let mut left = pieces.iter().peekable();
         let mut waits = 0;
         while !in_flight.is_empty() || left.peek().is_some() {
-            while in_flight.len() < TOGETHER
+            while in_flight.len() < MAX_CONCURRENT
                 && let Some((at, words)) = left.peek()
                 && let Ok(buffer) = self.buffer(*words as usize)
             {
@@ -327,7 +327,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         on: (ServerId, ExtentUse),
         before: Option<u32>,
     ) -> Result<u32, RemoteError> {
-        // A planted bug: merges take what was promised to flushes.
+        // A planted bug: compactions take what was promised to flushes.
         let on = match self.fabric().breaks(PROMISES_KEPT) {
             true => (on.0, ExtentUse::Flush),
             false => on,
@@ -407,7 +407,7 @@ impl<F: Fabric, L: Layout> ExtentWriter<'_, F, L> {
         for (at, count) in pieces {
             let (piece, others) = rest.split_at(count as usize);
             rest = others;
-            if self.in_flight.len() == TOGETHER {
+            if self.in_flight.len() == MAX_CONCURRENT {
                 self.next().await?;
             }
             self.lease.set_settled(false);

@@ -27,7 +27,7 @@ impl JobId {
         rpc: &RpcClient<F, L>,
     ) -> Result<(), RemoteError> {
         let Self { server, owner, job } = self;
-        rpc.expect_done_harmless(server, &CompactionRequest::Close { owner, job }).await
+        rpc.expect_done_idempotent(server, &CompactionRequest::Close { owner, job }).await
     }
 }
 

@@ -1,5 +1,5 @@
 //! What dLSM adds to the pool's protocols: memory in extents, the directory of a shard on a memory
-//! server, and merges that memory servers do.
+//! server, and compactions that memory servers do.
 //!
 //! *Thread safety*: clients belong to their endpoint's thread; the space is the process's.
 

@@ -13,7 +13,7 @@ use farleaf_page::Layout;
 use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::wire::{CompactionRequest, Reply};
 
-/// A merge that a memory server runs. Dropping it on the way leaves its extents to
+/// A compaction that a memory server runs. Dropping it on the way leaves its extents to
 /// [`ExtentClient::settle`], which closes it.
 #[derive(Debug)]
 pub(crate) struct OffloadedCompaction<'c, F: Fabric, L: Layout> {
@@ -37,7 +37,7 @@ impl<'c, F: Fabric, L: Layout> OffloadedCompaction<'c, F, L> {
         let merge = Self { rpc: client.rpc(), held: client.hold(lease, id), id, steps: 0 };
         let JobId { server, owner, job } = id;
         let begin = CompactionRequest::Begin { owner, job, words };
-        match merge.rpc.ask_harmless(server, &begin).await? {
+        match merge.rpc.ask_idempotent(server, &begin).await? {
             Reply::Done => Ok(merge),
             _ => Err(RemoteError::BadReply { server }),
         }
@@ -51,7 +51,7 @@ impl<'c, F: Fabric, L: Layout> OffloadedCompaction<'c, F, L> {
         self.steps += 1;
         let JobId { server, owner, job } = self.id;
         let step = CompactionRequest::Step { owner, job, step: self.steps };
-        match self.rpc.ask_harmless(server, &step).await? {
+        match self.rpc.ask_idempotent(server, &step).await? {
             Reply::Merged { done, outputs } => Ok((done, outputs)),
             _ => Err(RemoteError::BadReply { server }),
         }

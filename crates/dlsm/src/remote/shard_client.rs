@@ -73,7 +73,7 @@ async fn all_words<F: Fabric, L: Layout>(
 ) -> Result<Vec<u64>, RemoteError> {
     let mut all = Vec::new();
     while all.len() < MAX_WORDS {
-        match rpc.ask_harmless(server, &ask(all.len() as u64)).await? {
+        match rpc.ask_idempotent(server, &ask(all.len() as u64)).await? {
             Reply::Tables { more: true, words } if !words.is_empty() => all.extend(words),
             Reply::Tables { more: false, words } => {
                 all.extend(words);
@@ -136,7 +136,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
 
     async fn ask_state(&self, request: DirectoryRequest) -> Result<ShardState, RemoteError> {
         let server = self.home();
-        match self.rpc().ask_harmless(server, &request).await? {
+        match self.rpc().ask_idempotent(server, &request).await? {
             Reply::Shard { epoch, owner, edit, highest_table, extent_bytes, loans, unfenced } => {
                 Ok(ShardState { epoch, owner, edit, highest_table, extent_bytes, loans, unfenced })
             }
@@ -145,7 +145,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
     }
 
     async fn expect_done(&self, request: DirectoryRequest) -> Result<(), RemoteError> {
-        self.rpc().expect_done_harmless(self.home(), &request).await
+        self.rpc().expect_done_idempotent(self.home(), &request).await
     }
 
     /// What the directory knows of the shard.
@@ -214,7 +214,7 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
         let (mut loans, mut held) = (ShardLoans::default(), 0);
         while held < MAX_WORDS {
             let request = DirectoryRequest::Loans { shard, epoch, from };
-            let told = self.rpc().ask_harmless(server, &request).await?;
+            let told = self.rpc().ask_idempotent(server, &request).await?;
             let Reply::Tables { more, words } = told else { return Err(bad_reply) };
             held += words.len();
             let last = if words.is_empty() { None } else { loans.add(&words) };

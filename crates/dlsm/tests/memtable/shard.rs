@@ -8,7 +8,7 @@ use farleaf_fabric::sync::{Arc, Mutex, lock, thread};
 use farleaf_index::{EditAction, EditAnswer};
 
 /// Number of times that a wait lets other threads run before it counts as endless.
-const PATIENCE: u32 = 10_000_000;
+const MAX_YIELDS: u32 = 10_000_000;
 
 /// MemTables of one shard, oldest first. Writes go to the last one.
 #[derive(Debug)]
@@ -44,11 +44,11 @@ impl Shard {
     }
 
     pub(crate) fn wait_until_settled(&self, bound: u64) {
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_YIELDS {
             if self.sequences.is_settled(bound) {
                 return;
             }
-            give_way();
+            yield_now();
         }
         panic!("{bound} is never settled");
     }
@@ -103,7 +103,7 @@ impl Shard {
 
 /// Lets other threads run.
 #[expect(clippy::disallowed_methods, reason = "there is no fabric to wait through")]
-pub(crate) fn give_way() {
+pub(crate) fn yield_now() {
     thread::yield_now();
 }
 

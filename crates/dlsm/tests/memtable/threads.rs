@@ -1,6 +1,6 @@
 //! Threads that write to one shard while other threads close its tables.
 
-use crate::shard::{Shard, give_way, newest_of};
+use crate::shard::{Shard, newest_of, yield_now};
 use farleaf_dlsm::{
     LinkOutcome, MemTable, MemTableCursor, MemTableOptions, MemTableVersion, MemTableWriter,
     SearchKey, Snapshot, VersionKind,
@@ -222,7 +222,7 @@ fn snapshots_stay_as_they_are_while_others_write() {
                 let newest = seen.max().unwrap_or(0);
                 assert!(newest >= before, "write {before} of {number} had ended, seen: {newest}");
             }
-            give_way();
+            yield_now();
             assert_eq!(read_all(&tables, snapshot.bound()), first, "the snapshot has changed");
             // Up and down through one table during writes.
             let table = tables.last().unwrap();

@@ -346,7 +346,7 @@ fn read_beside_the_former_process(broken: Option<Rule>) -> usize {
     const RECORDS: u64 = 400;
     let faults = Faults { timeout_ns: 50_000, detect_death_ns: 10_000, ..Faults::default() };
     let provider = sim(SimConfig { broken, faults, ..SimConfig::default() });
-    // No merge gives the first extents back.
+    // No compaction gives the first extents back.
     let options = DlsmOptions { level0_tables: 50, level0_stop: 50, ..tiny(KINDS[0]) };
     let setup = SuiteSetup { memory_servers: 1, ..setup(&provider, options) };
     let cluster = setup.with_index::<Small, Dlsm>();

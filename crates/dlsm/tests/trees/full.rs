@@ -185,8 +185,8 @@ fn the_same_records_fit_again_and_again() {
     }
 }
 
-/// lsm.S3: a merge in pieces that is dropped at any moment leaves tables in part. The process, and
-/// the next one, find everything in them.
+/// lsm.S3: a compaction in pieces that is dropped at any moment leaves tables in part. The process,
+/// and the next one, find everything in them.
 #[test]
 fn parts_of_tables_are_tables() {
     let provider = &sim(SimConfig::default());

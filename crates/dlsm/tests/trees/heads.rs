@@ -1,7 +1,7 @@
 //! Queues in dLSM: keys are added at the high end and removed at the low one.
 //!
 //! After 100,000 inserts and 99,900 removes at the low end, each scan of one record once READ all
-//! removed records and their tombstones, some 3.5 MB, until a merge was due for other reasons.
+//! removed records and their tombstones, some 3.5 MB, until a compaction was due for other reasons.
 
 use super::tree::{compute, setup};
 use super::work::{beside_workers, check_extents, key, open};

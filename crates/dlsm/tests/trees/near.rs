@@ -284,7 +284,7 @@ fn steps_can_be_repeated() {
     });
 }
 
-/// Words of a table that are not its records end the merge on either side, and lose nothing.
+/// Words of a table that are not its records end the compaction on either side, and lose nothing.
 #[test]
 fn a_damaged_table_ends_a_merge() {
     let provider = &local(LocalConfig::default());
@@ -309,7 +309,7 @@ fn a_damaged_table_ends_a_merge() {
     });
 }
 
-/// A merge that is dropped at any moment leaves its inputs, and its job is closed before its
+/// A compaction that is dropped at any moment leaves its inputs, and its job is closed before its
 /// extents are used again.
 #[test]
 fn a_dropped_merge_loses_nothing() {
@@ -350,7 +350,7 @@ fn a_dropped_merge_loses_nothing() {
     }
 }
 
-/// A merge that was dropped with its handle once lost the extents of all its outputs.
+/// A compaction that was dropped with its handle once lost the extents of all its outputs.
 #[test]
 fn another_handle_closes_the_job_of_a_dropped_one() {
     let provider = &sim(SimConfig::default());

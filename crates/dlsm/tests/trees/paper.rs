@@ -55,8 +55,8 @@ async fn lookups<F: Fabric>(
     (reads[0], reads[1])
 }
 
-/// Changes records until a merge has emptied level 0: how many tables it has at the end of a fill
-/// is chance, and each of them costs lookups false positives.
+/// Changes records until a compaction has emptied level 0: how many tables it has at the end of a
+/// fill is chance, and each of them costs lookups false positives.
 async fn empty_level0(tree: &LsmShard, index: &impl RangeIndex<Key = [u8], Value = [u8]>) {
     let mut number = 0;
     while tree.levels()[0].0 > 0 {

@@ -7,7 +7,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, Fabric, Work};
-use farleaf_index::partition::{ComputePool, end_former_life, fence_former_life};
+use farleaf_index::partition::{ComputePool, end_former_incarnation, fence_former_incarnation};
 use farleaf_index::{
     Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned, RangeIndex,
     ScanResult,
@@ -161,10 +161,10 @@ fn numbered(number: u64) -> Vec<u8> {
     Small::key_named(number * (u64::MAX / 100))
 }
 
-/// The next life of a compute server finds everything that was flushed, and nothing else. It must
-/// be begun: a process cannot take shards from one that serves them.
+/// The next incarnation of a compute server finds everything that was flushed, and nothing else. It
+/// must be begun: a process cannot take shards from one that serves them.
 #[test]
-fn the_next_life_finds_what_was_flushed() {
+fn the_next_incarnation_finds_what_was_flushed() {
     for provider in [local(LocalConfig::default()), rough(7)] {
         let options = options(1, 4);
         let cluster = sharded(&provider, options.clone()).with_index::<Small, ShardedDlsm>();
@@ -185,12 +185,16 @@ fn the_next_life_finds_what_was_flushed() {
             assert!(refused.to_string().contains("another process has this index"), "{refused}");
         });
         cluster.run(&[1], |fabric, _| async move {
-            fence_former_life(&fabric, 0).await.unwrap();
+            fence_former_incarnation(&fabric, 0).await.unwrap();
         });
         let found = cluster.run(&[0], |fabric, _| async move {
-            end_former_life::<ShardedDlsm, _, Small>(fabric.clone(), 0, range).await.unwrap();
+            end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), 0, range)
+                .await
+                .unwrap();
             // Its own beginning counts as a part of the life that is ended next.
-            end_former_life::<ShardedDlsm, _, Small>(fabric.clone(), 0, range).await.unwrap();
+            end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), 0, range)
+                .await
+                .unwrap();
             let index = open(next, fabric).await.unwrap();
             let found = index.scan(&ScanResult::range(..)).await.unwrap();
             index.upsert(&numbered(99), b"new").await.unwrap();
@@ -218,7 +222,7 @@ fn a_load_whose_change_stays_pending_is_indeterminate() {
         index.remove(&numbered(1)).await.unwrap();
         index.collect().await.unwrap();
         let range = &compute.map().range_of(0);
-        end_former_life::<ShardedDlsm, _, Small>(fabric, 0, range).await.unwrap();
+        end_former_incarnation::<ShardedDlsm, _, Small>(fabric, 0, range).await.unwrap();
         let loaded = index.bulk_load([(numbered(1), b"new".to_vec())].into_iter(), 0.7).await;
         assert!(compute.servers()[0].state().shards()[0].is_changing());
         assert!(matches!(loaded, Err(IndexError::Indeterminate(_))), "{loaded:?}");
@@ -411,14 +415,16 @@ fn no_death_leaves_older_or_other_values() {
             control.call_off_death();
             let range = &compute.map().range_of(0);
             let next = &<ShardedDlsm as Design<Small>>::compute(&options).unwrap();
-            // The next life, which itself ends without a flush.
+            // The next incarnation, which itself ends without a flush.
             let found = cluster.run(&[life + 1], |fabric, _| async move {
-                fence_former_life(&fabric, life).await.unwrap();
-                end_former_life::<ShardedDlsm, _, Small>(fabric.clone(), 0, range).await.unwrap();
+                fence_former_incarnation(&fabric, life).await.unwrap();
+                end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), 0, range)
+                    .await
+                    .unwrap();
                 let index =
                     <ShardedDlsm as Design<Small>>::open(fabric.clone(), next).await.unwrap();
                 let found = index.scan(&ScanResult::range(..)).await.unwrap();
-                end_former_life::<ShardedDlsm, _, Small>(fabric, 0, range).await.unwrap();
+                end_former_incarnation::<ShardedDlsm, _, Small>(fabric, 0, range).await.unwrap();
                 found
             });
             let found: BTreeMap<_, _> = found[0].clone().unwrap().into_iter().collect();

@@ -188,7 +188,8 @@ fn lookup_reads_one_record(model: Model) {
             index.upsert(&key(number), &value(number)).await.unwrap();
         }
         index.flush().await.unwrap();
-        // How many tables level 0 has at the end is chance: go on until a merge has emptied it.
+        // How many tables level 0 has at the end is chance: go on until a compaction has emptied
+        // it.
         let mut again = 0;
         while tree.levels()[0].0 > 1 {
             for number in again..again + 200 {

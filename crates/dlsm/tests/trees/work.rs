@@ -241,8 +241,8 @@ fn tables_on_a_dead_server_keep_no_others() {
     });
 }
 
-/// A writer that waited for room once kept the version that it had seen, so the merge that made
-/// room freed nothing: in a small pool, the next one found no memory.
+/// A writer that waited for room once kept the version that it had seen, so the compaction that
+/// made room freed nothing: in a small pool, the next one found no memory.
 #[test]
 fn waiting_writers_keep_no_tables() {
     let provider = &sim(SimConfig::default());
@@ -259,7 +259,7 @@ fn waiting_writers_keep_no_tables() {
             index.flush().await.unwrap();
             is_merging.store(true, Ordering::Release);
             index.collect().await.unwrap();
-            // The writer has not run since the merge has ended.
+            // The writer has not run since the compaction has ended.
             let (tables, usage) = (tree.tables(), tree.extents());
             assert!(tree.levels()[0].0 > 0, "the writer has filled level 0: {:?}", tree.levels());
             let used: u64 = tables.iter().map(|table| table.extents.len() as u64).sum();

@@ -51,7 +51,7 @@ impl LocalFabric {
         timers: Rc<Timers>,
         compute_server: u16,
         number: usize,
-        give_way: bool,
+        yield_now: bool,
     ) -> io::Result<Self> {
         let LocalConfig { network_latency_ns, bandwidth_bytes_per_s, .. } = shared.config;
         let LocalConfig { depth, timeout_ns, seed, .. } = shared.config;
@@ -69,7 +69,7 @@ impl LocalFabric {
             },
             cpu: InlineCpu::new(number),
             link_free_ns: Cell::new(0),
-            held_back: timed || give_way,
+            held_back: timed || yield_now,
             timed,
             shared,
         };

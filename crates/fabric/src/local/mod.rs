@@ -150,8 +150,8 @@ impl<S: Calls> LocalCluster<S> {
         start: &'a (dyn Fn(LocalFabric, usize) -> ClientTask<'a> + Sync),
     ) -> io::Result<()> {
         let open = |clients: &[(usize, u16)]| {
-            let (driver, give_way) = (self.driver(), clients.len() > 1);
-            let open = |(number, server): &_| driver.endpoint(*server, *number, give_way);
+            let (driver, yield_now) = (self.driver(), clients.len() > 1);
+            let open = |(number, server): &_| driver.endpoint(*server, *number, yield_now);
             let endpoints = clients.iter().map(open).collect::<io::Result<Vec<_>>>()?;
             Ok((driver, endpoints))
         };
@@ -188,10 +188,10 @@ impl LocalDriver {
         &self,
         compute_server: u16,
         number: usize,
-        give_way: bool,
+        yield_now: bool,
     ) -> io::Result<LocalFabric> {
         let (shared, timers) = (Arc::clone(&self.shared), Rc::clone(&self.timers));
-        LocalFabric::new(shared, timers, compute_server, number, give_way)
+        LocalFabric::new(shared, timers, compute_server, number, yield_now)
     }
 }
 

@@ -83,7 +83,7 @@ struct FenceRequest {
 /// Number of times that the listening thread yields to a verb in progress before it gives up on a
 /// fence, whose requester then times out. A verb takes microseconds, unless its thread is
 /// descheduled.
-const PATIENCE: usize = 100_000;
+const MAX_YIELDS: usize = 100_000;
 
 impl ShmProcess {
     pub(super) fn new(
@@ -235,7 +235,7 @@ impl ShmProcess {
         };
         gates.iter().for_each(|gate| gate.close());
         gates.iter().all(|gate| {
-            (0..PATIENCE).any(|_| {
+            (0..MAX_YIELDS).any(|_| {
                 if !gate.is_empty() {
                     #[expect(clippy::disallowed_methods, reason = "no endpoint to wait through")]
                     thread::yield_now();

@@ -6,8 +6,8 @@
 //! place.
 //!
 //! *Invariants*: hosting.H1. The thread waits only if the inbox is empty and marked as asleep
-//! (inbox.B1). hosting.H2. Clients are served at least once for every [`PATIENCE`] times that the
-//! endpoint makes progress, however busy it is.
+//! (inbox.B1). hosting.H2. Clients are served at least once for every [`MAX_UNHEARD_TURNS`] times
+//! that the endpoint makes progress, however busy it is.
 //!
 //! *Thread safety*: one thread.
 
@@ -24,9 +24,9 @@ use std::task::Waker;
 /// carried out first, so that the clients can continue. Smaller batches cost more system calls:
 /// compared with sending all 64 answers of a client together, 16 gave 1.8 times the throughput and
 /// 8 gave 1.5 times.
-const ANSWERS_TOGETHER: usize = 16;
+const ANSWERS_PER_BATCH: usize = 16;
 /// See hosting.H2.
-const PATIENCE: u32 = 64;
+const MAX_UNHEARD_TURNS: u32 = 64;
 
 /// The driver of a thread that serves clients as well.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl<'a, X: Transport, S: Calls> Hosting<'a, X, S> {
     pub fn new(driver: &'a EndpointDriver<X>, thread: &'a mut ServerThread<S>) -> io::Result<Self> {
         let data = epoll::EventData::new_u64(FOREIGN);
         epoll::add(driver.descriptor(), thread.descriptor(), data, epoll::EventFlags::IN)?;
-        Ok(Self { driver, thread: RefCell::new(thread), unheard: Cell::new(PATIENCE) })
+        Ok(Self { driver, thread: RefCell::new(thread), unheard: Cell::new(MAX_UNHEARD_TURNS) })
     }
 }
 
@@ -61,7 +61,7 @@ impl<X: Transport, S: Calls> Driver for Hosting<'_, X, S> {
         let progress = self.driver.progress();
         let unheard = self.unheard.get() + 1;
         self.unheard.set(unheard);
-        if self.driver.take_foreign() || unheard >= PATIENCE || thread.is_due() {
+        if self.driver.take_foreign() || unheard >= MAX_UNHEARD_TURNS || thread.is_due() {
             self.unheard.set(0);
             advanced |= thread.look(Some(0));
         }
@@ -74,7 +74,7 @@ impl<X: Transport, S: Calls> Driver for Hosting<'_, X, S> {
     }
 
     fn is_due(&self) -> bool {
-        self.thread.borrow().inbox().answers() >= ANSWERS_TOGETHER
+        self.thread.borrow().inbox().answers() >= ANSWERS_PER_BATCH
     }
 
     fn unparker(&self) -> Option<Waker> {

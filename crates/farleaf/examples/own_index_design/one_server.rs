@@ -44,7 +44,7 @@ impl<L: Layout> Design<L> for OneServer {
 
     async fn open_handle<F: Fabric>(fabric: F, (): &()) -> Result<Self::Index<F>, IndexError> {
         let client = RpcClient::<F, L>::new(fabric);
-        match client.ask_harmless(SERVER, &TreeRequest::Describe).await? {
+        match client.ask_idempotent(SERVER, &TreeRequest::Describe).await? {
             Reply::Description(Some(_)) => Ok(OneServerIndex { client }),
             _ => Err(IndexError::Refused { server: SERVER, refusal: Refusal::NoTree }),
         }
@@ -91,7 +91,7 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
     async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
         L::check_key(key)?;
         let lookup = AskEdit(LeafEdit { key, action: EditAction::Get });
-        match self.client.ask_harmless(SERVER, &lookup).await? {
+        match self.client.ask_idempotent(SERVER, &lookup).await? {
             Reply::Value(value) => Ok(value),
             _ => Err(BAD_REPLY),
         }
@@ -117,7 +117,7 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
             let limit = (scan.limit - found.len()).min(SCAN_REPLY_RECORDS) as u32;
             let ScanResult { lower, upper, reverse, .. } = rest.clone();
             let part = TreeRequest::Scan { lower, upper, reverse, limit };
-            match self.client.ask_harmless(SERVER, &part).await? {
+            match self.client.ask_idempotent(SERVER, &part).await? {
                 Reply::Records { records, more } => {
                     found.extend(records);
                     let Some((last, _)) = found.last().filter(|_| more) else { break };

@@ -4,7 +4,7 @@
 
 use super::BlockIndex;
 use super::below::BlockReferences;
-use super::handle::{BLOCKS_TOGETHER, BlockEdit, BlockOperations, NewLeafValue};
+use super::handle::{BLOCKS_PER_BATCH, BlockEdit, BlockOperations, NewLeafValue};
 use crate::together::{all, join};
 use crate::{EditAnswer, IndexAdmin, IndexError, rounds};
 use farleaf_fabric::Fabric;
@@ -32,7 +32,7 @@ where
         edits: &[BlockEdit<'_>],
     ) -> Vec<BlockEditOutcome<IndexError>> {
         let mut outcomes = Vec::with_capacity(edits.len());
-        for together in edits.chunks(BLOCKS_TOGETHER) {
+        for together in edits.chunks(BLOCKS_PER_BATCH) {
             outcomes.extend(self.execute_together(together).await);
         }
         outcomes

@@ -8,7 +8,7 @@ use super::shared::ValueBlocks;
 use crate::together::all;
 use crate::{
     Background, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords, LeafEdit,
-    OPERATIONS_TOGETHER, RangeIndex, Reshape, ReshapeCost, ScanResult,
+    OPERATIONS_PER_BATCH, RangeIndex, Reshape, ReshapeCost, ScanResult,
 };
 use crate::{CacheCounters, LiveCounters};
 use farleaf_fabric::Fabric;
@@ -23,9 +23,9 @@ use std::ops::Bound;
 
 /// Number of records in one part of a scan. Their blocks are READ before the next part begins,
 /// because their leaves must have been read recently (blocks.X5).
-const SCAN_TOGETHER: usize = 256;
+const SCAN_PER_BATCH: usize = 256;
 /// Blocks that one operation reads or writes together.
-pub(super) const BLOCKS_TOGETHER: usize = OPERATIONS_TOGETHER;
+pub(super) const BLOCKS_PER_BATCH: usize = OPERATIONS_PER_BATCH;
 
 /// How long an operation that finds no memory waits for blocks that are being freed, in
 /// nanoseconds. It is shorter than an attempt of a client, which then learns that nothing has
@@ -334,7 +334,7 @@ where
         let mut values = Vec::with_capacity(found.len());
         let mut found = found.into_iter().peekable();
         while found.peek().is_some() {
-            let together = found.by_ref().take(BLOCKS_TOGETHER);
+            let together = found.by_ref().take(BLOCKS_PER_BATCH);
             let resolved = together.map(async |(key, stored)| match stored {
                 Some(stored) => self.resolve_or_ask(key, stored, since_ns).await,
                 None => Ok(None),
@@ -489,7 +489,7 @@ where
         let mut records: KeyedRecords<Vec<u8>, Vec<u8>> = Vec::new();
         let mut rest = scan.clone();
         // If all values are in the leaves, there is nothing to READ between two parts.
-        let together = if self.values.are_inline() { usize::MAX } else { SCAN_TOGETHER };
+        let together = if self.values.are_inline() { usize::MAX } else { SCAN_PER_BATCH };
         while records.len() < scan.limit {
             rest.limit = (scan.limit - records.len()).min(together);
             let since_ns = self.values.blocks.now_ns();
@@ -536,7 +536,7 @@ where
         keys: &[Q],
     ) -> Result<Vec<Option<Vec<u8>>>, IndexError> {
         let mut values = Vec::with_capacity(keys.len());
-        for together in keys.chunks(SCAN_TOGETHER) {
+        for together in keys.chunks(SCAN_PER_BATCH) {
             let since_ns = self.values.blocks.now_ns();
             let stored = self.design.multi_get(together).await?;
             let found = together.iter().map(Borrow::borrow).zip(stored).collect();

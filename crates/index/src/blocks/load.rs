@@ -11,7 +11,7 @@ use farleaf_fabric::Fabric;
 use farleaf_page::{BlockRef, Layout, StoredValue};
 
 /// Blocks written together.
-const BLOCKS_TOGETHER: usize = 16;
+const BLOCKS_PER_BATCH: usize = 16;
 
 /// Keys and the stored values for them, one after the other, in few allocations.
 #[derive(Default)]
@@ -76,7 +76,7 @@ where
         let mut position = 0;
         let mut last: Option<Vec<u8>> = None;
         loop {
-            let together = source.by_ref().take(BLOCKS_TOGETHER).collect::<Result<Vec<_>, _>>()?;
+            let together = source.by_ref().take(BLOCKS_PER_BATCH).collect::<Result<Vec<_>, _>>()?;
             if together.is_empty() {
                 return Ok(());
             }

@@ -24,10 +24,10 @@ use farleaf_pool::remote::{FormerStep, RemoteError, RpcClient};
 use farleaf_pool::wire::{RecordRoom, check_sent};
 use std::ops::Bound;
 
-/// Records of one step of looking for free blocks of former lives.
-const NOTED_TOGETHER: usize = 256;
+/// Records of one step of looking for free blocks of former incarnations.
+const NOTED_PER_BATCH: usize = 256;
 /// Blocks of a bulk load that are written together.
-const BLOCKS_TOGETHER: usize = 16;
+const BLOCKS_PER_BATCH: usize = 16;
 
 /// Longer values are in blocks beside the leaves.
 #[derive(Clone, Copy, Debug)]
@@ -146,7 +146,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
         blocks: &mut Vec<BlockRef>,
     ) -> Result<(), RemoteError> {
         let over = self.above(part);
-        for together in records.chunks_mut(BLOCKS_TOGETHER) {
+        for together in records.chunks_mut(BLOCKS_PER_BATCH) {
             let written = together.iter().map(async |(key, value)| match over.inline(key, value) {
                 Some(stored) => Ok((stored.into_owned(), None)),
                 None => {
@@ -170,15 +170,15 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
         Ok(())
     }
 
-    /// A scan of stored values notes the references into chunks of former lives; then everything
-    /// else in these chunks is free, once all leaves are written back and a grace period has passed
-    /// (blocks.X4, blocks.X10).
+    /// A scan of stored values notes the references into chunks of former incarnations; then
+    /// everything else in these chunks is free, once all leaves are written back and a grace period
+    /// has passed (blocks.X4, blocks.X10).
     async fn reclaim<P: PartIndex<F, L>>(&self, part: &P) -> Result<ReclaimOutcome, RemoteError> {
         match self.blocks.former_step() {
             None => return Ok(ReclaimOutcome::Ended),
             Some(FormerStep::Scan(lower)) => {
                 let (upper, reverse) = (Bound::Unbounded, false);
-                let scan = ScanResult { lower, upper, reverse, limit: NOTED_TOGETHER };
+                let scan = ScanResult { lower, upper, reverse, limit: NOTED_PER_BATCH };
                 let mut found = KeyedRecords::new();
                 part.scan(&scan, &mut found).await?;
                 let last = found.last().filter(|_| found.len() >= scan.limit);

@@ -4,7 +4,7 @@
 //! all of them halt again. If the client dies, the servers resume by themselves after a timeout.
 
 use super::owners::has_not_happened;
-use super::{ClientIndex, RECORDS_TOGETHER, bad_reply};
+use super::{ClientIndex, RECORDS_PER_BATCH, bad_reply};
 use crate::together::all;
 use crate::{AscendingCheck, IndexError, RangeIndex, ScanResult, check_fill};
 use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty};
@@ -139,8 +139,8 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
         let mut order = AscendingCheck::<L>::default();
         let map = self.map();
         let mut owner = None;
-        let mut together = Vec::with_capacity(RECORDS_TOGETHER);
-        let mut room = RecordRoom::for_records(RECORDS_TOGETHER);
+        let mut together = Vec::with_capacity(RECORDS_PER_BATCH);
+        let mut room = RecordRoom::for_records(RECORDS_PER_BATCH);
         for record in source {
             let (key, value) = record?;
             check_sent::<L>(L::key(&key), L::value(&value))?;
@@ -151,7 +151,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 .is_some_and(|before| owner != Some(before));
             if is_other || !room.takes::<L>(L::key(&key), L::value(&value)) {
                 self.send(std::mem::take(&mut together), builders).await.map_err(not_loaded)?;
-                room = RecordRoom::for_records(RECORDS_TOGETHER);
+                room = RecordRoom::for_records(RECORDS_PER_BATCH);
                 room.takes::<L>(L::key(&key), L::value(&value));
             }
             together.push((key, value));

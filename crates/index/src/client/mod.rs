@@ -50,7 +50,7 @@ use farleaf_pool::wire::{ClientRequest, ClientResponse, RecordRoom, check_sent};
 use std::rc::Rc;
 
 /// Maximum number of small records in one request; more might not fit a message.
-const RECORDS_TOGETHER: usize = 4096;
+const RECORDS_PER_BATCH: usize = 4096;
 
 /// Options of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
                 let at = match parts.iter().position(|(other, ..)| *other == owner) {
                     Some(at) => at,
                     None => {
-                        let room = RecordRoom::for_records(RECORDS_TOGETHER);
+                        let room = RecordRoom::for_records(RECORDS_PER_BATCH);
                         parts.push((owner, room, Vec::new()));
                         parts.len() - 1
                     }

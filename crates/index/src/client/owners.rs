@@ -20,7 +20,7 @@ use std::rc::Rc;
 pub(super) const MIN_WAIT_NS: u64 = 100_000;
 const MAX_WAIT_NS: u64 = 50_000_000;
 /// Maximum number of operations in flight for one call.
-const OPERATIONS_TOGETHER: usize = 64;
+const OPERATIONS_PER_BATCH: usize = 64;
 
 /// The compute servers of a cluster. The servers of the endpoint are the compute servers, by
 /// number.
@@ -257,7 +257,7 @@ impl<F: Fabric, L: Layout> RangeOwners for RemoteOwners<F, L> {
     }
 
     fn operations_together(&self) -> usize {
-        OPERATIONS_TOGETHER.min(self.fabric.depth())
+        OPERATIONS_PER_BATCH.min(self.fabric.depth())
     }
 
     fn load(

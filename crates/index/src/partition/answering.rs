@@ -46,7 +46,7 @@ fn distinct<K: Eq, V>(records: &[(K, V)]) -> usize {
 }
 
 /// Yields, so that the executor can run other ready tasks and send answers.
-async fn give_way() {
+async fn yield_now() {
     let mut given = false;
     poll_fn(|context| match std::mem::replace(&mut given, true) {
         true => Poll::Ready(()),
@@ -80,7 +80,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             under_way.set(under_way.get() - operations);
             if answered >= ANSWERS_AT_ONCE {
                 answered = 0;
-                give_way().await;
+                yield_now().await;
             }
         }
     }
@@ -173,7 +173,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             rest = others;
             if !rest.is_empty() {
                 // Even if all nodes are cached.
-                give_way().await;
+                yield_now().await;
             }
         }
         self.upserted()

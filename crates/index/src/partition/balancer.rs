@@ -10,7 +10,7 @@ use farleaf_fabric::Fabric;
 use std::future::Future;
 
 /// Longest sleep, in nanoseconds. It limits how long the task takes to notice that it should end.
-const NAP_NS: u64 = 10_000_000;
+const POLL_INTERVAL_NS: u64 = 10_000_000;
 
 /// The compute servers that a balancer moves keys between.
 pub trait BalanceTarget {
@@ -77,7 +77,7 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
         while !ended() {
             let now_ns = fabric.now_ns();
             if now_ns < due_ns {
-                fabric.sleep((due_ns - now_ns).min(NAP_NS)).await;
+                fabric.sleep((due_ns - now_ns).min(POLL_INTERVAL_NS)).await;
                 continue;
             }
             // If something cannot be settled now, the next window tries again.

@@ -11,8 +11,8 @@
 //! 4. The builder replaces the tree, and removes the replacement from the record. Until then no
 //!    compute server reads anything of a tree (record.MR4).
 //!
-//! If the builder dies in step 4, its next life finishes or undoes the change of the root, and then
-//! removes the replacement. The others stay halted until then.
+//! If the builder dies in step 4, its next incarnation finishes or undoes the change of the root,
+//! and then removes the replacement. The others stay halted until then.
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
@@ -97,8 +97,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Removes a replacement of this server from the record, once no WRITE of it can land any more:
-    /// one of a former life, which is finished before this life has opened the index, or one whose
-    /// end could not be put at first (record.MR4).
+    /// one of a former incarnation, which is finished before this life has opened the index, or one
+    /// whose end could not be put at first (record.MR4).
     pub(super) async fn end_replacement(&self, state: &MapState<OwnedKey<L>>, version: u64) {
         let server = self.server();
         let is_mine =

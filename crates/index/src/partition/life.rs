@@ -1,4 +1,4 @@
-//! Cleans up after the previous life of a compute server before the next life serves.
+//! Cleans up after the previous life of a compute server before the next incarnation serves.
 //!
 //! *Thread safety*: private to one task.
 
@@ -13,7 +13,7 @@ use farleaf_page::{Layout, OwnedKey};
 ///
 /// # Errors
 /// [`IndexError`] if a memory server does not answer.
-pub async fn fence_former_life<F: Fabric>(
+pub async fn fence_former_incarnation<F: Fabric>(
     fabric: &F,
     compute_server: u16,
 ) -> Result<(), IndexError> {
@@ -27,17 +27,17 @@ pub async fn fence_former_life<F: Fabric>(
 }
 
 /// Cleans up after the previous life: completes whatever it left half done in `range`, the range
-/// that the next life owns. If several compute servers share a process, the endpoints of all of
-/// them may have written there, so `range` is all keys. Call it over an endpoint of the compute
-/// server itself, opened after [`fence_former_life`]. If this does not run to the end, its own
-/// changes count as part of the life that is ended next.
+/// that the next incarnation owns. If several compute servers share a process, the endpoints of all
+/// of them may have written there, so `range` is all keys. Call it over an endpoint of the compute
+/// server itself, opened after [`fence_former_incarnation`]. If this does not run to the end, its
+/// own changes count as part of the life that is ended next.
 ///
 /// # Errors
 /// [`IndexError`] if a memory server does not answer, or if they hold no index of design `D`.
-pub async fn end_former_life<D: Partitioned, F: Fabric, L: Layout>(
+pub async fn end_former_incarnation<D: Partitioned, F: Fabric, L: Layout>(
     fabric: F,
     compute_server: u16,
     range: &OwnedRange<OwnedKey<L>>,
 ) -> Result<(), IndexError> {
-    D::open_pool::<F, L>(fabric).await?.end_former_life(compute_server, range).await
+    D::open_pool::<F, L>(fabric).await?.end_former_incarnation(compute_server, range).await
 }

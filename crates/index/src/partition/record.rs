@@ -16,7 +16,7 @@
 //!   compute server has halted and has written everything back.
 //! - record.MR4. Between the put that begins a replacement and the one that ends it, no compute
 //!   server resumes, and no life begins but the builder's. The builder ends it once no WRITE of its
-//!   replacement can land any more: after the replacement, or in its next life.
+//!   replacement can land any more: after the replacement, or in its next incarnation.
 //!
 //! *Thread safety*: a [`MapStore`] belongs to one thread.
 
@@ -109,15 +109,15 @@ const MAX_PAUSE_NS: u64 = 200_000_000;
 /// Attempts to read or replace the record at the beginning of a life.
 const ATTEMPTS: u32 = 100;
 
-/// Begins the next life of a compute server: cancels a move in which its previous life was the
-/// giver, and raises the record's version, so that no put of the previous life can still take
+/// Begins the next incarnation of a compute server: cancels a move in which its previous life was
+/// the giver, and raises the record's version, so that no put of the previous life can still take
 /// effect (MR2), and no bulk load can replace the tree without this life (MR3). Returns the map to
 /// serve by. Call it after the previous life has been fenced.
 ///
 /// # Errors
 /// [`IndexError::Contended`] if the record cannot be read or replaced, or while another compute
 /// server is replacing the tree.
-pub async fn begin_life<K: Clone + Ord>(
+pub async fn begin_incarnation<K: Clone + Ord>(
     fabric: &impl Fabric,
     store: &dyn MapStore<K>,
     compute_server: u16,

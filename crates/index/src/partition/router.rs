@@ -19,7 +19,7 @@ use super::{MapRoute, PartitionMap};
 use crate::OwnedRange;
 use crate::together::all;
 use crate::{
-    EditAnswer, IndexError, KeyedRecords, LeafEdit, OPERATIONS_TOGETHER, RangeIndex, ScanResult,
+    EditAnswer, IndexError, KeyedRecords, LeafEdit, OPERATIONS_PER_BATCH, RangeIndex, ScanResult,
     rounds,
 };
 use farleaf_fabric::Fabric;
@@ -132,7 +132,7 @@ pub trait RangeOwners: Sized {
 
     /// Maximum number of operations in flight for one call.
     fn operations_together(&self) -> usize {
-        OPERATIONS_TOGETHER
+        OPERATIONS_PER_BATCH
     }
 
     /// Fills an empty index ([`RangeIndex::bulk_load_from`]).
@@ -353,10 +353,10 @@ impl<O: RangeOwners> Router<O> {
         let owner = self.owner_of(first.key);
         let is_owner = |edit: &LeafEdit<&KeyOf<O>, _>| self.owner_of(edit.key) == owner;
         if rounds.iter().all(|round| *round == 0) && edits.iter().all(is_owner) {
-            let ended: SmallVec<[_; OPERATIONS_TOGETHER]> = ended.iter().collect();
+            let ended: SmallVec<[_; OPERATIONS_PER_BATCH]> = ended.iter().collect();
             return self.execute_at(owner, edits, &ended).await;
         }
-        let mut places: SmallVec<[(usize, u16, usize); OPERATIONS_TOGETHER]> = rounds
+        let mut places: SmallVec<[(usize, u16, usize); OPERATIONS_PER_BATCH]> = rounds
             .iter()
             .enumerate()
             .map(|(place, round)| (*round, self.owner_of(edits[place].key), place))
@@ -364,9 +364,9 @@ impl<O: RangeOwners> Router<O> {
         places.sort_unstable();
         for round in places.chunk_by(|a, b| a.0 == b.0) {
             let parts = round.chunk_by(|a, b| a.1 == b.1).map(async |part| {
-                let edits: SmallVec<[_; OPERATIONS_TOGETHER]> =
+                let edits: SmallVec<[_; OPERATIONS_PER_BATCH]> =
                     part.iter().map(|(.., place)| edits[*place]).collect();
-                let ended: SmallVec<[_; OPERATIONS_TOGETHER]> =
+                let ended: SmallVec<[_; OPERATIONS_PER_BATCH]> =
                     part.iter().map(|(.., place)| &ended[*place]).collect();
                 self.execute_at(part[0].1, &edits, &ended).await;
             });

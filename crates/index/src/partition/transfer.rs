@@ -35,8 +35,8 @@ const TAKER_PATIENCE_NS: u64 = 1_500_000_000;
 /// How long a giver waits for a decision. After that, `follow_map` continues the move.
 const DECISION_PATIENCE_NS: u64 = 3_000_000_000;
 /// Interval at which the record is read during a move: the first, and the longest.
-const MIN_LOOK_NS: u64 = 500_000;
-const MAX_LOOK_NS: u64 = 10_000_000;
+const MIN_POLL_INTERVAL_NS: u64 = 500_000;
+const MAX_POLL_INTERVAL_NS: u64 = 10_000_000;
 /// Interval at which the record is read while no move is known.
 const FOLLOW_NS: u64 = 200_000_000;
 
@@ -136,7 +136,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     /// lost, a later map may give the keys back to this server.
     async fn await_decision(&self, planned: &KeyMove<OwnedKey<L>>) -> Result<(), IndexError> {
         let since_ns = self.fabric().now_ns();
-        let mut look_ns = MIN_LOOK_NS;
+        let mut look_ns = MIN_POLL_INTERVAL_NS;
         loop {
             if self.reconcile(Some(since_ns)).await == Reconciled::Settled {
                 return match self.server().state().range().is_same(&planned.rest) {
@@ -149,7 +149,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 return Err(IndexError::Contended { retries: 0 });
             }
             self.fabric().sleep(look_ns).await;
-            look_ns = (look_ns * 2).min(MAX_LOOK_NS);
+            look_ns = (look_ns * 2).min(MAX_POLL_INTERVAL_NS);
         }
     }
 

@@ -37,12 +37,12 @@ use std::rc::Rc;
 const MAX_HALT_NS: u64 = 20_000_000_000;
 /// Drain timeout and poll interval.
 const MAX_DRAIN_NS: u64 = 8_000_000_000;
-const DRAIN_LOOK_NS: u64 = 100_000;
+const DRAIN_POLL_INTERVAL_NS: u64 = 100_000;
 
 /// Interval at which a thread without other background work settles unknown outcomes.
 const SETTLE_NS: u64 = 50_000_000;
 /// Interval at which memory servers are probed.
-const LOOK_AT_MEMORY_NS: u64 = 100_000_000;
+const MEMORY_POLL_INTERVAL_NS: u64 = 100_000_000;
 /// A memory server has little memory left above this fraction of its region: it has handed out the
 /// rest once, though nodes may have come back.
 const LOW_MEMORY: f64 = 15.0 / 16.0;
@@ -50,7 +50,7 @@ const LOW_MEMORY: f64 = 15.0 / 16.0;
 /// so many on each.
 const SHARE_NODES_NS: u64 = 1_000_000_000;
 const KEPT_IN_LOW_MEMORY: usize = 16;
-/// Pause between two steps of looking for memory of former lives, so that operations go on.
+/// Pause between two steps of looking for memory of former incarnations, so that operations go on.
 const RECLAIM_PAUSE_NS: u64 = 100_000;
 /// The longest one, after steps that have failed: a step can write back all leaves.
 const MAX_RECLAIM_PAUSE_NS: u64 = 200_000_000;
@@ -156,9 +156,9 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         let _ = self.part.index.share_unused_nodes(0).await;
     }
 
-    /// Looks for memory that former lives of the compute server have left and no leaf refers to,
-    /// step by step, until it has found all of it, keys leave the range, or `ended` returns true.
-    /// One task per compute server is enough.
+    /// Looks for memory that former incarnations of the compute server have left and no leaf refers
+    /// to, step by step, until it has found all of it, keys leave the range, or `ended` returns
+    /// true. One task per compute server is enough.
     pub async fn reclaim(&self, ended: &dyn Fn() -> bool) {
         let mut pause_ns = RECLAIM_PAUSE_NS;
         while !ended() {
@@ -198,7 +198,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                 _ => false,
             });
             self.part.server.note_memory(is_low);
-            fabric.sleep(LOOK_AT_MEMORY_NS).await;
+            fabric.sleep(MEMORY_POLL_INTERVAL_NS).await;
         }
     }
 
@@ -487,7 +487,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                     return Err(IndexError::NotServed { compute_server, code });
                 }
             }
-            fabric.sleep(DRAIN_LOOK_NS).await;
+            fabric.sleep(DRAIN_POLL_INTERVAL_NS).await;
         }
         // Do this even if an operation hangs, so that no acknowledged change is lost with it.
         self.values.flush(self.index()).await?;

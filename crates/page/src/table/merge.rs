@@ -22,7 +22,7 @@ use super::record::{SsTableRecord, words_needed};
 use super::survive::{LowerLevels, Survival};
 use std::cmp::Ordering;
 
-/// Options of a merge.
+/// Options of a compaction.
 #[derive(Clone, Debug)]
 pub struct CompactionOptions {
     /// Merge only keys of this range.
@@ -65,7 +65,7 @@ pub enum CompactionError {
     KeyTooLarge,
 }
 
-/// Counts of a merge.
+/// Counts of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompactionCounts {
     /// Number of records read.
@@ -137,7 +137,7 @@ impl CompactionSource {
     }
 }
 
-/// A merge in progress.
+/// A compaction in progress.
 #[derive(Debug)]
 pub struct Compaction {
     options: CompactionOptions,
@@ -159,7 +159,7 @@ impl Compaction {
     /// room again for its versions (lsm.J7).
     const MAX_OUTPUT_WORDS: u32 = MAX_TABLE_WORDS / 2;
 
-    /// A merge of `sources` sources, all of which still need their first tables.
+    /// A compaction of `sources` sources, all of which still need their first tables.
     pub fn new(sources: usize, mut options: CompactionOptions) -> Self {
         options.table_words = options.table_words.min(Self::MAX_OUTPUT_WORDS);
         let survival = Survival::new(options.snapshots.clone(), options.below.clone());
@@ -201,8 +201,8 @@ impl Compaction {
     }
 
     /// The next words of a source are of `table`, of which only the keys of `clip` count, and of
-    /// these only those of the merge's range. Comes before the first words of each table, when the
-    /// source needs input.
+    /// these only those of the compaction's range. Comes before the first words of each table, when
+    /// the source needs input.
     pub fn begin(
         &mut self,
         source: usize,

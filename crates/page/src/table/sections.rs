@@ -211,7 +211,7 @@ impl SsTableIndex {
     }
 
     /// Keys that cut the table into at most `parts` parts with about as many records each,
-    /// ascending and above the first key: a merge can be cut there for several workers.
+    /// ascending and above the first key: a compaction can be cut there for several workers.
     pub fn split_keys(&self, parts: u32) -> Result<Vec<KeyBuf>, DamagedSsTable> {
         let units = self.units()?;
         let mut keys: Vec<KeyBuf> = Vec::new();

@@ -1,4 +1,4 @@
-//! Which versions survive a merge of tables.
+//! Which versions survive a compaction of tables.
 //!
 //! *Invariants*
 //! - lsm.J5. A version survives if it is the newest of its key, or the newest at or below a
@@ -11,7 +11,7 @@
 use super::key::{KeyBuf, TableKey};
 use super::record::RecordKind;
 
-/// The key ranges of the levels below the merge.
+/// The key ranges of the levels below the compaction.
 #[derive(Clone, Debug)]
 pub struct LowerLevels {
     /// Both ends are inclusive. Ascending and disjoint.
@@ -25,7 +25,7 @@ impl LowerLevels {
         Self { ranges: Vec::new(), is_everywhere: true }
     }
 
-    /// There are no deeper levels: the merge is at the bottom.
+    /// There are no deeper levels: the compaction is at the bottom.
     pub fn nothing() -> Self {
         Self { ranges: Vec::new(), is_everywhere: false }
     }

@@ -14,10 +14,10 @@ const FIRST_NS: u64 = 2_000;
 const CAP_NS: u64 = 32_000;
 
 /// The cap doubles after `PATIENT_AFTER` attempts and again after every `PATIENT_EVERY`, at most
-/// `MAX_PATIENCE` times.
+/// `MAX_CAP_DOUBLINGS` times.
 const PATIENT_AFTER: u32 = 256;
 const PATIENT_EVERY: u32 = 64;
-const MAX_PATIENCE: u32 = 5;
+const MAX_CAP_DOUBLINGS: u32 = 5;
 
 /// Attempts before an operation gives up, after about 0.8 s of these waits; the first 256 attempts
 /// take 6 ms.
@@ -58,7 +58,7 @@ impl Backoff {
     pub async fn wait<F: Fabric>(&self, fabric: &F) {
         let doublings = self.attempts.saturating_sub(1).min(16);
         let patience = self.attempts.saturating_sub(PATIENT_AFTER - PATIENT_EVERY) / PATIENT_EVERY;
-        let cap_ns = self.cap_ns << patience.min(MAX_PATIENCE);
+        let cap_ns = self.cap_ns << patience.min(MAX_CAP_DOUBLINGS);
         let window_ns = (self.first_ns << doublings).min(cap_ns).max(2);
         fabric.sleep(window_ns / 4 + fabric.random() % window_ns).await;
     }

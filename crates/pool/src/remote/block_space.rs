@@ -22,8 +22,9 @@
 //!   a block, none rests, no task writes leaves back for lost ones, and no other operation has a
 //!   block in hand whose edit may take out an older one ([`BlockSpace::coming`]).
 //!
-//! The metadata exists only in this process. When it ends, the next life of its compute server
-//! looks for the free blocks in its chunks (`former.rs`), except for those that others share.
+//! The metadata exists only in this process. When it ends, the next incarnation of its compute
+//! server looks for the free blocks in its chunks (`former.rs`), except for those that others
+//! share.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
@@ -140,7 +141,7 @@ pub struct BlockSpace {
     inner: Mutex<BlockSpaceInner>,
     /// After this many lost blocks, leaves should be written back.
     most_lost: usize,
-    /// Whether there are chunks of former lives. It becomes true before the first edit only.
+    /// Whether there are chunks of former incarnations. It becomes true before the first edit only.
     has_former: AtomicBool,
     /// Rounds of looking for free blocks that have stopped scanning.
     phase: AtomicU64,
@@ -230,8 +231,8 @@ impl OnServer {
     }
 
     /// Makes one piece of free memory that is next to each other within a chunk. Chunks of other
-    /// processes are not known, so their blocks stay as they are: the next life of such a process
-    /// expects no block across the end of a chunk (`former.rs`).
+    /// processes are not known, so their blocks stay as they are: the next incarnation of such a
+    /// process expects no block across the end of a chunk (`former.rs`).
     fn merge(&mut self, chunks: &BTreeMap<GlobalAddr, u64>) {
         self.has_freed = false;
         let mut pieces = vec![(self.next, std::mem::take(&mut self.left))];
@@ -400,7 +401,8 @@ impl BlockSpace {
         LostBlocks { places: std::mem::take(&mut inner.lost), space: self }
     }
 
-    /// Takes over chunks of former lives of this compute server. Call it before the first edit.
+    /// Takes over chunks of former incarnations of this compute server. Call it before the first
+    /// edit.
     pub(super) fn adopt(&self, chunks: Vec<(GlobalAddr, u64)>) {
         if chunks.is_empty() {
             return;
@@ -412,7 +414,7 @@ impl BlockSpace {
     }
 
     /// Begins an edit that may take references out of leaves. Nothing needs to be counted if there
-    /// are no chunks of former lives.
+    /// are no chunks of former incarnations.
     #[inline]
     pub(crate) fn edit(&self) -> Option<BlockEditInFlight<'_>> {
         if !self.has_former.load(Ordering::Relaxed) {
@@ -437,12 +439,13 @@ impl BlockSpace {
             && lock(&self.inner).former.as_mut().is_some_and(|former| former.lose(place.at))
     }
 
-    /// What is to be done about chunks of former lives; `None` if there are none.
+    /// What is to be done about chunks of former incarnations; `None` if there are none.
     pub(super) fn former_step(&self) -> Option<FormerStep> {
         lock(&self.inner).former.as_ref().map(|former| former.step().clone())
     }
 
-    /// Notes blocks of former lives that leaves refer to. The scan goes on at `next`, or has ended.
+    /// Notes blocks of former incarnations that leaves refer to. The scan goes on at `next`, or has
+    /// ended.
     pub(super) fn note(
         &self,
         blocks: impl Iterator<Item = BlockRef>,
@@ -515,7 +518,8 @@ impl BlockSpace {
         }
     }
 
-    /// Keys are about to leave the compute server, with references to blocks of its former lives.
+    /// Keys are about to leave the compute server, with references to blocks of its former
+    /// incarnations.
     pub(super) fn give_up_former(&self) {
         let mut inner = lock(&self.inner);
         if inner.former.as_mut().is_some_and(|former| !former.give_up()) {

@@ -29,8 +29,9 @@ use std::collections::VecDeque;
 use std::ops::{Bound, Range};
 
 /// Maximum number of pieces of one block in flight together.
-const PIECES_TOGETHER: usize = 4;
-/// Free pieces of this size that former lives have left go back to the memory servers, in bytes.
+const PIECES_PER_BATCH: usize = 4;
+/// Free pieces of this size that former incarnations have left go back to the memory servers, in
+/// bytes.
 const MIN_RETURNED_BYTES: u64 = 4096;
 /// How long to wait before looking again whether other tasks have freed memory.
 const OTHERS_WAIT_NS: u64 = 1_000_000;
@@ -152,7 +153,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         let mut outcome = Ok(());
         let mut in_flight = VecDeque::new();
         for piece in pieces(words.len()) {
-            if in_flight.len() == PIECES_TOGETHER {
+            if in_flight.len() == PIECES_PER_BATCH {
                 outcome = both(outcome, self.next(&mut in_flight).await);
             }
             if outcome.is_err() {
@@ -264,7 +265,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         let mut left = pieces(block.words()).peekable();
         let mut waits = 0;
         while !in_flight.is_empty() || left.peek().is_some() {
-            while in_flight.len() < PIECES_TOGETHER
+            while in_flight.len() < PIECES_PER_BATCH
                 && let Some(piece) = left.peek()
                 && let Ok(buffer) = self.fabric().buffer(piece.len() * 8)
             {
@@ -308,9 +309,9 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         !self.space.lose_of_former(place) && self.space.lose(place)
     }
 
-    /// Takes over the chunks that former lives of this endpoint's compute server have left. They
-    /// must be fenced, and everything that they left half done must be finished. Call it before
-    /// anything of this life is written.
+    /// Takes over the chunks that former incarnations of this endpoint's compute server have left.
+    /// They must be fenced, and everything that they left half done must be finished. Call it
+    /// before anything of this life is written.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.
@@ -336,15 +337,15 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             return Ok(());
         }
         for server in self.chunks.rpc().servers() {
-            self.chunks.rpc().expect_done_harmless(server, &PoolRequest::ForgetChunks).await?;
+            self.chunks.rpc().expect_done_idempotent(server, &PoolRequest::ForgetChunks).await?;
         }
         Ok(())
     }
 
-    /// Stops looking for free blocks of former lives, because leaves with references to them are
-    /// about to leave the range. A scan of the rest of the range would miss these references, and
-    /// the leaves may come back. So this precedes the release, and the search of this life ends
-    /// even if the leaves stay. The next life searches these chunks again, unless the memory
+    /// Stops looking for free blocks of former incarnations, because leaves with references to them
+    /// are about to leave the range. A scan of the rest of the range would miss these references,
+    /// and the leaves may come back. So this precedes the release, and the search of this life ends
+    /// even if the leaves stay. The next incarnation searches these chunks again, unless the memory
     /// servers have been told meanwhile that they are shared ([`BlockClient::share_chunks`]).
     pub fn give_up_former(&self) {
         self.space.give_up_former();
@@ -356,7 +357,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
         self.space.edit()
     }
 
-    /// What is to be done about chunks of former lives; `None` if there are none.
+    /// What is to be done about chunks of former incarnations; `None` if there are none.
     pub fn former_step(&self) -> Option<FormerStep> {
         self.space.former_step()
     }
@@ -376,8 +377,8 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// Uses what a round has found, after the grace period that begins now: all leaves have just
-    /// been written back. Larger pieces go back to the memory servers, for the next life, which
-    /// writes before it has found anything, and for others.
+    /// been written back. Larger pieces go back to the memory servers, for the next incarnation,
+    /// which writes before it has found anything, and for others.
     pub async fn use_found(&self) {
         self.fabric().sleep(GRACE_NS).await;
         let mut found = self.space.use_found(MIN_RETURNED_BYTES.min(self.chunk_bytes / 4));
@@ -386,7 +387,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             let server = pieces[0].0.server();
             for pieces in pieces.chunks(LISTED_CHUNKS) {
                 // Sent once: had it another effect later, the pieces could be in use by then. If it
-                // has none, the next life finds them.
+                // has none, the next incarnation finds them.
                 let request = PoolRequest::ReturnPieces { pieces: pieces.to_vec() };
                 match self.chunks.rpc().ask(server, &request).await {
                     Ok(_) | Err(RemoteError::Indeterminate(_) | RemoteError::BadReply { .. }) => {}

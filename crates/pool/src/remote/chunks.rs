@@ -176,7 +176,7 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         let (mut chunks, mut behind) = (Vec::new(), NodeCarver::NODE_ALIGN);
         let mut from = 0;
         while from < MAX_CHUNKS {
-            let told = self.client.ask_harmless(server, &ask(from)).await?;
+            let told = self.client.ask_idempotent(server, &ask(from)).await?;
             let Reply::Chunks { more, chunks: listed } = told else { return Err(bad_reply) };
             for chunk in &listed {
                 behind = end_of_listed(server, behind, *chunk).ok_or(bad_reply.clone())?;
@@ -234,7 +234,7 @@ impl ChunkTokens {
             }
         };
         // Retries are safe: all requests with the same token get the same chunk.
-        let answer = rpc.ask_harmless(server, &request).await;
+        let answer = rpc.ask_idempotent(server, &request).await;
         if !matches!(answer, Err(RemoteError::Indeterminate(_))) {
             doubt.token = None;
         }

@@ -172,6 +172,6 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     ) -> Result<(), RemoteError> {
         // A server whose pages have another layout would read this index's pages as its own.
         self.superblock(server).await?;
-        self.expect_done_harmless(server, &PoolRequest::Claim { options, root }).await
+        self.expect_done_idempotent(server, &PoolRequest::Claim { options, root }).await
     }
 }

@@ -185,7 +185,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if self.entry_owner.get() == owner {
             return Ok(owner);
         }
-        match self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::OwnerState { owner }).await? {
+        match self.rpc.ask_idempotent(REGISTRAR, &OwnerRequest::OwnerState { owner }).await? {
             Reply::Owner { dead: false, .. } => {
                 self.entry_owner.set(owner);
                 Ok(owner)

@@ -1,13 +1,13 @@
-//! Chunks that former lives of a compute server have left, while the free blocks in them are looked
-//! for.
+//! Chunks that former incarnations of a compute server have left, while the free blocks in them are
+//! looked for.
 //!
 //! No list says which of their blocks leaves refer to. So a scan of all stored values notes those,
 //! while operations go on, and everything else in these chunks is free.
 //!
 //! *Invariants*
 //! - blocks.X10. Only leaves of the compute server's own range refer to blocks in these chunks, and
-//!   no new reference to one is stored: its former lives are fenced, and the chunks are not cut
-//!   before the scan has ended. A reference that is there throughout the scan is noted; a block
+//!   no new reference to one is stored: its former incarnations are fenced, and the chunks are not
+//!   cut before the scan has ended. A reference that is there throughout the scan is noted; a block
 //!   without a note has none, or a leaf has lost it since the round began.
 //! - blocks.X11. A block that a leaf loses during a round belongs to the round. So the round ends
 //!   only when every operation that began before the end of its scan has ended: no block without a

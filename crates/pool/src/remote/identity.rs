@@ -246,7 +246,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Registers a number.
     pub(super) async fn register(&self) -> Result<u16, RemoteError> {
         // Retrying after an unknown outcome only wastes a number.
-        let reply = self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::Register).await?;
+        let reply = self.rpc.ask_idempotent(REGISTRAR, &OwnerRequest::Register).await?;
         let Reply::Owner { owner, .. } = reply else {
             return Err(RemoteError::BadReply { server: REGISTRAR });
         };
@@ -261,7 +261,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         create: bool,
     ) -> Result<GlobalAddr, RemoteError> {
         let request = Request::from(OwnerRequest::LogArea { owner, create });
-        match self.rpc.ask_harmless(server, &request).await? {
+        match self.rpc.ask_idempotent(server, &request).await? {
             Reply::Chunk { at, bytes }
                 if at.server() == server && bytes >= LOG_SLOTS * log_slot_bytes::<L>() =>
             {

@@ -292,7 +292,7 @@ async fn list<F: Fabric, L: Layout>(
     rpc: &RpcClient<F, L>,
     server: ServerId,
 ) -> Result<Vec<LeaseState>, RemoteError> {
-    match rpc.ask_harmless(server, &PoolRequest::ListLeases).await? {
+    match rpc.ask_idempotent(server, &PoolRequest::ListLeases).await? {
         Reply::Leases(leases) => Ok(leases),
         _ => Err(RemoteError::BadReply { server }),
     }
@@ -303,7 +303,7 @@ async fn end<F: Fabric, L: Layout>(
     server: ServerId,
     owner: u64,
 ) -> Result<(), RemoteError> {
-    rpc.expect_done_harmless(server, &PoolRequest::EndLease { owner }).await
+    rpc.expect_done_idempotent(server, &PoolRequest::EndLease { owner }).await
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]

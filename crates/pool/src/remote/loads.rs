@@ -23,7 +23,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         load: u64,
         fill_permille: u16,
     ) -> Result<(), RemoteError> {
-        self.expect_done_harmless(server, &TreeRequest::LoadBegin { load, fill_permille }).await
+        self.expect_done_idempotent(server, &TreeRequest::LoadBegin { load, fill_permille }).await
     }
 
     /// Publishes the tree of a load.
@@ -38,7 +38,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
             // has. If it does not answer, or has closed the load, the first request may still have
             // succeeded.
             Err(RemoteError::Indeterminate(_)) => {
-                let again = self.expect_done_harmless(server, &end).await;
+                let again = self.expect_done_idempotent(server, &end).await;
                 again.map_err(|error| error.after_a_change(server))
             }
             outcome => outcome,
@@ -50,7 +50,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// # Errors
     /// As [`RpcClient::ask`].
     pub async fn abort_load(&self, server: ServerId, load: u64) -> Result<(), RemoteError> {
-        self.expect_done_harmless(server, &TreeRequest::LoadAbort { load }).await
+        self.expect_done_idempotent(server, &TreeRequest::LoadAbort { load }).await
     }
 
     /// Aborts the loads of a compute server that is dead, on all memory servers.
@@ -61,7 +61,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         let mut outcome = Ok(());
         for server in self.servers() {
             let abandon = TreeRequest::LoadAbandon { compute_server };
-            outcome = outcome.and(self.expect_done_harmless(server, &abandon).await);
+            outcome = outcome.and(self.expect_done_idempotent(server, &abandon).await);
         }
         outcome
     }

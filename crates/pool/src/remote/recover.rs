@@ -61,7 +61,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     async fn tell_dead(&self, compute_server: u16, fenced: bool) -> Result<(), RemoteError> {
         let request = Request::from(OwnerRequest::DeclareDead { compute_server, fenced });
         // Declaring them dead twice is harmless.
-        self.rpc.expect_done_harmless(REGISTRAR, &request).await
+        self.rpc.expect_done_idempotent(REGISTRAR, &request).await
     }
 
     /// Handles a page that blocks an operation and has `word` in its word 0: recovers it if its
@@ -92,7 +92,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             return Ok(true); // this client's own doubts are settled before every retry
         }
         let state =
-            match self.rpc.ask_harmless(REGISTRAR, &OwnerRequest::OwnerState { owner }).await {
+            match self.rpc.ask_idempotent(REGISTRAR, &OwnerRequest::OwnerState { owner }).await {
                 Ok(Reply::Owner { dead, compute_server, fenced, .. }) => {
                     let dead = dead || self.fabric().breaks(rules::DEAD_IF_DECLARED);
                     dead.then_some((compute_server, fenced))
@@ -202,7 +202,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// The clients of a compute server that were declared dead, latest first.
     async fn dead_owners(&self, compute_server: u16) -> Result<Vec<u16>, RemoteError> {
         let request = Request::from(OwnerRequest::DeadOwners { compute_server });
-        match self.rpc.ask_harmless(REGISTRAR, &request).await? {
+        match self.rpc.ask_idempotent(REGISTRAR, &request).await? {
             Reply::Owners(owners) => Ok(owners),
             _ => Err(RemoteError::BadReply { server: REGISTRAR }),
         }

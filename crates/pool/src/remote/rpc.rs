@@ -108,12 +108,12 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         }
     }
 
-    /// Sends a request that is harmless to repeat, and repeats it if its outcome is unknown.
+    /// Sends an idempotent request, and repeats it if its outcome is unknown.
     ///
     /// # Errors
     /// As [`RpcClient::ask`].
     #[inline]
-    pub async fn ask_harmless(
+    pub async fn ask_idempotent(
         &self,
         server: ServerId,
         request: &impl Ask<L>,
@@ -156,16 +156,16 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         }
     }
 
-    /// [`RpcClient::expect_done`] for a request that is harmless to repeat.
+    /// [`RpcClient::expect_done`] for a request that is idempotent.
     ///
     /// # Errors
     /// As [`RpcClient::ask`].
-    pub async fn expect_done_harmless(
+    pub async fn expect_done_idempotent(
         &self,
         server: ServerId,
         request: &impl Ask<L>,
     ) -> Result<(), RemoteError> {
-        match self.ask_harmless(server, request).await? {
+        match self.ask_idempotent(server, request).await? {
             Reply::Done => Ok(()),
             _ => Err(RemoteError::BadReply { server }),
         }
@@ -181,7 +181,7 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
     /// # Errors
     /// As [`RpcClient::ask`].
     pub async fn usage(&self, server: ServerId) -> Result<Usage, RemoteError> {
-        match self.ask_harmless(server, &PoolRequest::Usage).await? {
+        match self.ask_idempotent(server, &PoolRequest::Usage).await? {
             Reply::Usage(usage) => Ok(usage),
             _ => Err(RemoteError::BadReply { server }),
         }

@@ -38,7 +38,7 @@ const MAX_JOBS: usize = 16;
 /// Shards whose latest jobs are remembered.
 const MAX_OWNERS: usize = 64;
 
-/// The merges of a memory server.
+/// The compactions of a memory server.
 #[derive(Debug, Default)]
 pub(super) struct ServerCompactions {
     owners: Mutex<BTreeMap<u64, ShardCompactions>>,
@@ -83,7 +83,7 @@ enum JobSlot {
     Busy,
 }
 
-/// A table that is fed to a merge, and how far.
+/// A table that is fed to a compaction, and how far.
 #[derive(Debug)]
 struct JobSource {
     /// The next one is the last of the list.
@@ -97,7 +97,7 @@ struct CompactionJob {
     merge: Compaction,
     sources: Vec<JobSource>,
     builder: SsTableBuilder,
-    /// The index of the output is being written, after which the merge has ended or not.
+    /// The index of the output is being written, after which the compaction has ended or not.
     finishing: Option<(SsTableFinisher, bool)>,
     /// Words of the output that are not in its extents yet. All, while its index is written.
     out: Vec<u64>,

@@ -57,7 +57,7 @@ impl ClientRegistry {
     /// # Errors
     /// [`Refusal::TooManyClients`] if all numbers are in use. [`Refusal::DeclaredDead`] for a
     /// compute server that was declared dead and has not been declared fenced since; declaring it
-    /// fenced is how its next life begins.
+    /// fenced is how its next incarnation begins.
     pub fn register(&self, compute_server: u16) -> Result<u16, Refusal> {
         let mut registered = lock(&self.registered);
         if registered.buried.contains(&compute_server) {

@@ -77,10 +77,10 @@ fn operations_wait_for_the_flush_that_frees_memory() {
     replaces_at_the_brim::<Dex>(&dex_on(&sim), 8);
 }
 
-/// The story: the next life of a compute server that was killed inserted 64 values at a time into a
-/// pool of 16 MiB, two thirds of which were free. Each operation that found no node, or no place
-/// for its block, requested a chunk for itself: the first of them took all memory for blocks, the
-/// others found none for nodes, and every insertion was refused from then on.
+/// The story: the next incarnation of a compute server that was killed inserted 64 values at a time
+/// into a pool of 16 MiB, two thirds of which were free. Each operation that found no node, or no
+/// place for its block, requested a chunk for itself: the first of them took all memory for blocks,
+/// the others found none for nodes, and every insertion was refused from then on.
 #[test]
 fn operations_beside_one_another_share_a_chunk() {
     for provider in [sim(SimConfig::default()), local(LocalConfig::default())] {

@@ -23,8 +23,8 @@ fn options() -> DexOptions<Vec<u8>> {
 
 /// In the pool, a leaf is full to its last word. In the cache, its records have shrunk, others were
 /// added, and a split gave it a high fence for which the copy in the pool has no room: nothing in
-/// that copy lies above the fence. After a crash, the next life trims the copy to that fence. It
-/// once failed to do so, and a scan ended at the old fence.
+/// that copy lies above the fence. After a crash, the next incarnation trims the copy to that
+/// fence. It once failed to do so, and a scan ended at the old fence.
 #[test]
 fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
     let provider = sim(SimConfig::default());

@@ -692,8 +692,8 @@ fn chunks_that_others_share_are_not_adopted() {
 }
 
 /// Regression test: a client may choose the builder of a bulk load by an old map, so the builder
-/// may own no keys. It took itself for the only owner, so its next life found no reference in its
-/// own range, and reused the blocks of all loaded values.
+/// may own no keys. It took itself for the only owner, so its next incarnation found no reference
+/// in its own range, and reused the blocks of all loaded values.
 #[test]
 fn blocks_that_are_loaded_for_another_compute_server_are_not_adopted() {
     for owner in [0, 1] {
@@ -707,10 +707,10 @@ fn blocks_that_are_loaded_for_another_compute_server_are_not_adopted() {
             let records: Vec<_> = (0..40_u8).map(|key| (vec![key], vec![key; 5_000])).collect();
             load(&worker, records).await.unwrap();
             assert_eq!(blocks.usage().blocks_in_use, 40);
-            let next_life = shared();
-            <InBlocks as ValueForm<Small>>::adopt(&next_life, fabric).await.unwrap();
+            let next_incarnation = shared();
+            <InBlocks as ValueForm<Small>>::adopt(&next_incarnation, fabric).await.unwrap();
             let adopted = if owner == 0 { blocks.usage().chunk_bytes } else { 0 };
-            assert_eq!(next_life.usage().chunk_bytes, adopted, "owner {owner}");
+            assert_eq!(next_incarnation.usage().chunk_bytes, adopted, "owner {owner}");
         });
     }
 }

@@ -61,7 +61,7 @@ impl<L: Layout> Design<L> for Coarse {
         for number in 0..client.fabric().memory_servers() {
             let server = ServerId::new(number);
             let superblock = client.superblock(server).await?;
-            match client.ask_harmless(server, &TreeRequest::Describe).await? {
+            match client.ask_idempotent(server, &TreeRequest::Describe).await? {
                 Reply::Description(Some(share)) => shares.push(share),
                 Reply::Description(None) => {
                     return Err(IndexError::Refused { server, refusal: Refusal::NoTree });
@@ -105,7 +105,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
     async fn get(&self, key: &L::Key) -> Result<Option<OwnedValue<L>>, IndexError> {
         L::check_key(key)?;
         let server = self.map.server_of::<L>(key);
-        match self.client.ask_harmless(server, &lookup(key)).await? {
+        match self.client.ask_idempotent(server, &lookup(key)).await? {
             Reply::Value(value) => Ok(value),
             _ => Err(IndexError::BadReply { server }),
         }

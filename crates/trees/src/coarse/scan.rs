@@ -63,7 +63,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
 
     async fn fetch(&self, stream: &mut ServerRecords<L>, count: usize) -> Result<(), IndexError> {
         let Some(request) = stream.request(count) else { return Ok(()) };
-        let reply = self.client.ask_harmless(stream.server, &request).await?;
+        let reply = self.client.ask_idempotent(stream.server, &request).await?;
         stream.take_reply(reply)
     }
 
@@ -122,7 +122,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
         for (stream, (operation, request)) in streams.iter_mut().zip(posted) {
             let reply = match self.client.finish(stream.server, operation, &request).await {
                 Err(RemoteError::Indeterminate(_)) => {
-                    self.client.ask_harmless(stream.server, &request).await?
+                    self.client.ask_idempotent(stream.server, &request).await?
                 }
                 outcome => outcome?,
             };

@@ -35,7 +35,7 @@ impl<F: Fabric, L: Layout> Collect for HybridIndex<F, L> {
             cursor = next;
         }
         for server in self.servers() {
-            match self.pages.rpc().ask_harmless(server, &TreeRequest::Collect).await? {
+            match self.pages.rpc().ask_idempotent(server, &TreeRequest::Collect).await? {
                 Reply::Done => {}
                 _ => return Err(IndexError::BadReply { server }),
             }
@@ -191,12 +191,12 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
     ) -> Result<bool, RemoteError> {
         let rpc = self.pages.rpc();
         let request = |action| AskEdit(LeafEdit { key: low, action });
-        match rpc.ask_harmless(server, &request(EditAction::Get)).await? {
+        match rpc.ask_idempotent(server, &request(EditAction::Get)).await? {
             Reply::Value(Some(at)) if L::address_of_value(L::value(&at)) == leaf.at() => {}
             Reply::Value(_) => return Ok(false),
             _ => return Err(RemoteError::BadReply { server }),
         }
-        match rpc.ask_harmless(server, &request(EditAction::Remove)).await? {
+        match rpc.ask_idempotent(server, &request(EditAction::Remove)).await? {
             Reply::Applied(_) => Ok(true),
             _ => Err(RemoteError::BadReply { server }),
         }

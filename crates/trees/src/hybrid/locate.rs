@@ -95,7 +95,7 @@ impl<F: Fabric, L: Layout> HybridIndex<F, L> {
         let PostedRequest { server, request, since_ns, operation } = asked;
         let reply = match self.pages.rpc().finish(server, operation, &request).await {
             Err(RemoteError::Indeterminate(_)) => {
-                self.pages.rpc().ask_harmless(server, &request).await?
+                self.pages.rpc().ask_idempotent(server, &request).await?
             }
             outcome => outcome?,
         };

@@ -70,7 +70,7 @@ impl<L: Layout> Design<L> for Hybrid {
         let firsts = pages.write_roots(fabric.memory_servers(), make).await?;
         let create_tree = async |server: ServerId| {
             let share = shares[server.index()].clone();
-            match pages.rpc().ask_harmless(server, &TreeRequest::Create { share }).await {
+            match pages.rpc().ask_idempotent(server, &TreeRequest::Create { share }).await {
                 // No other client creates a tree in a claimed pool, so an existing tree is from
                 // this call.
                 Ok(Reply::Done)
@@ -97,7 +97,7 @@ impl<L: Layout> Design<L> for Hybrid {
             let (found, options) = rpc.claimed(server, DesignId::Hybrid).await?;
             word = options;
             firsts.push(found.first_leaf);
-            match rpc.ask_harmless(server, &TreeRequest::Describe).await? {
+            match rpc.ask_idempotent(server, &TreeRequest::Describe).await? {
                 Reply::Description(Some(share)) => shares.push(share),
                 Reply::Description(None) => {
                     return Err(IndexError::Refused { server, refusal: Refusal::NoTree });

@@ -37,8 +37,8 @@ const MAX_GROUP: usize = 64;
 /// round trips; all of them take a second, and an operation gives up after 0.8 s of pauses.
 const LOOKS: u32 = 131_072;
 const CLOSE_LOOKS: u32 = 64;
-const CLOSE_LOOK_NS: u64 = 500;
-const FAR_LOOK_NS: u64 = 8_000;
+const NEAR_POLL_INTERVAL_NS: u64 = 500;
+const FAR_POLL_INTERVAL_NS: u64 = 8_000;
 
 /// The answers of a group, in the order of its operations.
 pub(super) type GroupAnswers<A> = SmallVec<[A; 1]>;
@@ -287,7 +287,7 @@ impl<O: Clone, A: Clone> KeyGroups<O, A> {
                 return lead(next).await;
             }
             let far = look >= CLOSE_LOOKS;
-            fabric.sleep(if far { FAR_LOOK_NS } else { CLOSE_LOOK_NS }).await;
+            fabric.sleep(if far { FAR_POLL_INTERVAL_NS } else { NEAR_POLL_INTERVAL_NS }).await;
         }
         match is_open || !self.are_changes {
             true => alone().await,

@@ -43,7 +43,7 @@ pub(crate) enum CommandOutcome {
 }
 
 /// Maximum number of records that one part of a long scan requests.
-const RECORDS_TOGETHER: u64 = 65_536;
+const RECORDS_PER_BATCH: u64 = 65_536;
 
 fn done_if(applied: bool, otherwise: impl FnOnce() -> String) -> CommandOutcome {
     if applied { CommandOutcome::Done } else { CommandOutcome::No(otherwise()) }
@@ -223,7 +223,7 @@ pub(super) async fn parts<L: ClusterLayout>(
 ) -> anyhow::Result<()> {
     let mut left = limit;
     while left > 0 {
-        let together = left.min(RECORDS_TOGETHER) as usize;
+        let together = left.min(RECORDS_PER_BATCH) as usize;
         let scan = ScanResult::range((lower.clone(), upper.clone())).limit(together);
         let scan = if reverse { scan.reverse() } else { scan };
         let mut records = client.scan(&scan).await?;

@@ -19,7 +19,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Number of lanes, and so of requests in flight; below, the records of a request.
 const LANES: usize = 8;
-const RECORDS_TOGETHER: usize = 1024;
+const RECORDS_PER_BATCH: usize = 1024;
 /// Maximum number and size of the rows that are kept between two flushes.
 const KEPT_RECORDS: usize = 1 << 20;
 const KEPT_BYTES: usize = 64 << 20;
@@ -104,10 +104,10 @@ impl<L: Layout> UnflushedRows<'_, L> {
         if self.error.is_some() {
             return Vec::new();
         }
-        while self.lanes[lane].unsent().len() < RECORDS_TOGETHER && self.read() {}
+        while self.lanes[lane].unsent().len() < RECORDS_PER_BATCH && self.read() {}
         let lane = &mut self.lanes[lane];
         let some = lane.unsent();
-        let some = some[..some.len().min(RECORDS_TOGETHER)].to_vec();
+        let some = some[..some.len().min(RECORDS_PER_BATCH)].to_vec();
         lane.sent += some.len();
         some
     }
