@@ -79,7 +79,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let embedded = farleaf::Embedded::open(farleaf::EmbeddedOptions::default())?;
     embedded.bulk_load((0..GETS).map(|key| (key, key))).wait()?;
     let ways: [Way<'_>; 5] = [
-        ("Connection::run, its own thread", Box::new(direct)),
+        ("ClusterConnection::run, its own thread", Box::new(direct)),
         (
             "a kept handle, tokio current-thread",
             Box::new(|| one_thread.block_on(gets(&index, &clock))),

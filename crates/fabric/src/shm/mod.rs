@@ -67,7 +67,7 @@ pub enum ShmError {
     #[error(transparent)]
     Region(#[from] RegionError),
     /// The service's region is private to its process.
-    #[error("the service's region is private; create it with `Backing::Shared`")]
+    #[error("the service's region is private; create it with `RegionBacking::Shared`")]
     NotShared,
     /// The handshake failed, for example because of a wrong token.
     #[error("memory server {server}: {error}")]
