@@ -2,9 +2,9 @@
 //! compaction, splits, rebalancing and merges, in any order, on pages of four and of sixty records.
 #![no_main]
 
-use farleaf_page::{Fixed8, Layout, LeafDelete, LeafInsert, LeafReplace, Page, ScanWindow};
 use farleaf_fabric::sync::AtomicU64;
 use farleaf_fabric::{GlobalAddr, ServerId};
+use farleaf_page::{Fixed8, Layout, LeafDelete, LeafInsert, LeafReplace, Page, ScanWindow};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -3,9 +3,10 @@
 #![no_main]
 
 use farleaf_page::table::{
-    LowerLevels, BloomFilter, SsTableBuilder, SsTableClip, RecordCursor, SsTableFences, SsTableFooter, SsTableLookup, FullIndex, SsTableIndex, IndexKind,
-    KeyBuf, RecordKind, LocateFunction, Compaction, CompactionError, CompactionOptions, SsTableMeta, VisibleVersion, CompactionProgress, SsTableRecord, RecordRun,
-    pick,
+    BloomFilter, Compaction, CompactionError, CompactionOptions, CompactionProgress, FullIndex,
+    IndexKind, KeyBuf, LocateFunction, LowerLevels, RecordCursor, RecordKind, RecordRun,
+    SsTableBuilder, SsTableClip, SsTableFences, SsTableFooter, SsTableIndex, SsTableLookup,
+    SsTableMeta, SsTableRecord, VisibleVersion, pick,
 };
 use libfuzzer_sys::fuzz_target;
 use std::cmp::Reverse;
@@ -164,7 +165,8 @@ fn play(data: &[u8]) {
                     let done = std::mem::replace(&mut builder, next);
                     if let Some(meta) = done.finish(2, &mut words) {
                         let id = meta.footer.table;
-                        let run = RecordRun::new(&words[..meta.footer.data_words as usize], id).unwrap();
+                        let run =
+                            RecordRun::new(&words[..meta.footer.data_words as usize], id).unwrap();
                         let mut cursor = RecordCursor::at_start(&run);
                         let mut found = Versions::new();
                         while let Some(record) = cursor.next().unwrap() {

@@ -4,10 +4,12 @@
 #![no_main]
 
 use farleaf_fabric::handshake::{
-    MessageAssembler, HandshakeError, HandshakeMessage, PeerIdentity, Initiator, InitiatorStep, Nonce, Responder,
-    ResponderStep, PeerRole, Token, ExpectedPeer,
+    ExpectedPeer, HandshakeError, HandshakeMessage, Initiator, InitiatorStep, MessageAssembler,
+    Nonce, PeerIdentity, PeerRole, Responder, ResponderStep, Token,
 };
-use farleaf_fabric::tcp::frame::{DecodedFrame, MAX_FRAME_BYTES, decode_completion, decode_request};
+use farleaf_fabric::tcp::frame::{
+    DecodedFrame, MAX_FRAME_BYTES, decode_completion, decode_request,
+};
 use libfuzzer_sys::fuzz_target;
 
 fn requests(mut data: &[u8]) {

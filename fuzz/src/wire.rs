@@ -2,9 +2,9 @@
 //! message encodes to the same bytes again.
 #![no_main]
 
+use farleaf_fabric::Message;
 use farleaf_page::Fixed8;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, Reply, Request};
-use farleaf_fabric::Message;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -2,7 +2,7 @@
 //! error, and the process goes on.
 
 use crate::engine::cells;
-use crate::far::{FarEngine, MIB, CostMark, TOKEN};
+use crate::far::{CostMark, FarEngine, MIB, TOKEN};
 use crate::lab::ReferenceLab;
 use crate::report::Sheet;
 use crate::{Batches, Setting, TpchWork};

@@ -11,7 +11,9 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::ShmConfig;
 use farleaf_fabric::tcp::{TcpCluster, TcpConfig};
 use farleaf_far_alloc::{ArenaConfig, FarArena, ProgramArena};
-use farleaf_far_memory::{FarConfig, FarError, FarRegion, FarStats, ClusterEndpoints, EndpointSource, Reserved};
+use farleaf_far_memory::{
+    ClusterEndpoints, EndpointSource, FarConfig, FarError, FarRegion, FarStats, Reserved,
+};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 
@@ -123,7 +125,11 @@ fn arena(setting: Setting, region_bytes: usize, footprint: usize) -> Result<FarA
     Ok(FarArena::new(region?, ArenaConfig { metadata, decay_ms, retain, grow_bytes: None })?)
 }
 
-fn region<R: EndpointSource>(setting: Setting, config: FarConfig, reach: R) -> Result<FarRegion, FarError> {
+fn region<R: EndpointSource>(
+    setting: Setting,
+    config: FarConfig,
+    reach: R,
+) -> Result<FarRegion, FarError> {
     let space = Reserved::first(config.region_bytes);
     match setting.provider {
         None => FarRegion::new(config, reach, space),

@@ -1,9 +1,9 @@
 //! What is measured, and the tables of it.
 
-use crate::far::{WorkCost, FarEngine, MIB};
+use crate::far::{FarEngine, MIB, WorkCost};
 use crate::lab::{ReferenceLab, Rounds, mean, median, median_of, ratio};
 use crate::report::{Output, Sheet};
-use crate::{Batches, FaultChoice, TableOrder, TpchPlace, Setting, TpchTransport, TpchWork};
+use crate::{Batches, FaultChoice, Setting, TableOrder, TpchPlace, TpchTransport, TpchWork};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 
@@ -148,7 +148,10 @@ impl ReferenceLab {
             let mut ratios: Vec<_> =
                 costs[1].iter().zip(&costs[0]).map(|(far, near)| cpu(far) / cpu(near)).collect();
             let touches = mean(&costs[1], |cost| cost.tables.touches as f64);
-            ensure!(mean(&costs[1], WorkCost::misses) == 0.0, "a page was read although all are local");
+            ensure!(
+                mean(&costs[1], WorkCost::misses) == 0.0,
+                "a page was read although all are local"
+            );
             ensure!(batches == Batches::Load || touches == 0.0, "a page has faulted");
             ratios.sort_by(f64::total_cmp);
             sheet.lines.push(vec![

@@ -4,7 +4,7 @@ use crate::TpchWork;
 use crate::answers;
 use crate::data::{self, TpchTable};
 use crate::engine::{QueryAnswer, QueryEngine, cells};
-use crate::far::{WorkCost, FarEngine, MIB, CostMark};
+use crate::far::{CostMark, FarEngine, MIB, WorkCost};
 use anyhow::{Result, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 

@@ -1,7 +1,7 @@
 //! Figures as tables on the terminal, CSV files and plots.
 
-use crate::plot::{PlotAxes, AxisScale, BarColumn, PlotCurve, CurvePlot};
-use crate::{TableOrder, Setting};
+use crate::plot::{AxisScale, BarColumn, CurvePlot, PlotAxes, PlotCurve};
+use crate::{Setting, TableOrder};
 use anyhow::{Context, Result};
 use comfy_table::presets::ASCII_MARKDOWN;
 use std::fs;
@@ -44,7 +44,11 @@ impl Sheet {
             Some((line[0].clone(), line[column].parse().ok()?, line[column].clone()))
         };
         let bars = self.lines.iter().map(bar).collect::<Option<_>>()?;
-        Some(BarColumn { title: format!("{}: {head}", self.title), caption: caption.to_owned(), bars })
+        Some(BarColumn {
+            title: format!("{}: {head}", self.title),
+            caption: caption.to_owned(),
+            bars,
+        })
     }
 }
 
