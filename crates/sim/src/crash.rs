@@ -79,7 +79,7 @@ where
     let rounds = board.death().map_or(spec.rounds, |_| 1);
     for round in 0..=rounds {
         let is_last = round == rounds;
-        let doomed = match spec.servers.is_empty() {
+        let dying = match spec.servers.is_empty() {
             true => (0..pool.servers().len() as u16).collect(),
             false => spec.servers.clone(),
         };
@@ -88,16 +88,16 @@ where
         let clients = |board: &RunBoard| run.round(&cluster, board, &pool, round, is_last);
         let death = board.death().unwrap_or_else(|| DeathAt::drawn(spec.max_writes, &mut rng));
         let death = (!is_last).then_some(death);
-        let begin = (&doomed[..], death, contents);
+        let begin = (&dying[..], death, contents);
         let history = play_round(&cluster, scenario, board, begin, clients).map_err(which)?;
         if is_last {
             break;
         }
-        doomed.iter().for_each(|server| cluster.restart_compute_server(*server));
-        let died = |server: u16| doomed.contains(&server);
+        dying.iter().for_each(|server| cluster.restart_compute_server(*server));
+        let died = |server: u16| dying.contains(&server);
         run.flush(&cluster, &pool, |server| !died(server)).map_err(which)?;
         pool = restarted(&pool, died)?;
-        found = run.audit(&cluster, &pool, &doomed).map_err(which)?;
+        found = run.audit(&cluster, &pool, &dying).map_err(which)?;
         written.extend(values_written(&history));
         let any_value = (scenario.faults.tear_probability > 0.0).then_some(&written);
         let map = pool.map();

@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// A fixed moment for the first death, instead of one drawn from the seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeathAt {
-    /// The number of WRITEs by the doomed compute servers before their death.
+    /// The number of WRITEs by the dying compute servers before their death.
     pub write: u64,
     /// What happens to their messages in flight.
     pub last_words: LastWords,

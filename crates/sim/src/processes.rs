@@ -175,7 +175,7 @@ impl DeathsInLoads {
     /// How soon `server` dies, if a death of it is due.
     fn take(&self, server: u16) -> Option<u64> {
         let mut due = lock(&self.due);
-        let place = due.iter().position(|(doomed, _)| *doomed == server)?;
+        let place = due.iter().position(|(dying, _)| *dying == server)?;
         Some(due.swap_remove(place).1)
     }
 }
@@ -828,9 +828,9 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
             let near = rng.random_bool(0.8).then(|| L::key_named(near));
             if kills > 0 && rng.random_bool(0.5) {
                 kills -= 1;
-                let doomed = if rng.random_bool(0.5) { from } else { to };
+                let dying = if rng.random_bool(0.5) { from } else { to };
                 let dies_at_ns = fabric.now_ns() + rng.random_range(1..=MAX_UNTIL_DEATH_NS);
-                self.fronts[usize::from(doomed)].dies_at(dies_at_ns);
+                self.fronts[usize::from(dying)].dies_at(dies_at_ns);
             }
             match index.move_keys(from, to, near.as_ref().map(|near| L::key(near))).await {
                 Ok(_) => self.board.count_balanced(),

@@ -327,8 +327,8 @@ fn go_wrong(dice: &mut ScenarioRandom, what: &str, scenario: &mut Scenario) {
                 (0..pauses).map(|_| outage(dice, compute, PAUSES)).collect();
         }
         "deaths" | "buried" => {
-            let doomed: Vec<u16> = (0..compute).filter(|_| !dice.one_in(3)).collect();
-            let deaths = doomed.iter().map(|server| death(dice, *server)).collect();
+            let dying: Vec<u16> = (0..compute).filter(|_| !dice.one_in(3)).collect();
+            let deaths = dying.iter().map(|server| death(dice, *server)).collect();
             faults.declare_dead_after_ns = dice.of(&[1_000, 50_000, 1_000_000]);
             if what == "deaths" {
                 faults.kill_compute_server = deaths;

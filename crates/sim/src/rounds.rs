@@ -11,19 +11,19 @@ use farleaf_fabric::RpcService;
 use farleaf_fabric::sim::{LastWords, SimCluster};
 use std::collections::BTreeMap;
 
-/// Runs `clients` on an index with these contents, until the `doomed` compute servers die; without
+/// Runs `clients` on an index with these contents, until the `dying` compute servers die; without
 /// a death, to the end. Checks the history, adds it to `board` and returns it.
 pub(crate) fn play_round<S: RpcService>(
     sim: &SimCluster<S>,
     scenario: &Scenario,
     board: &RunBoard,
-    (doomed, death, contents): (&[u16], Option<DeathAt>, BTreeMap<u64, u64>),
+    (dying, death, contents): (&[u16], Option<DeathAt>, BTreeMap<u64, u64>),
     clients: impl FnOnce(&RunBoard),
 ) -> Result<History, String> {
     // Without a death, WRITEs are also counted.
     let DeathAt { write, last_words } =
         death.unwrap_or(DeathAt { write: u64::MAX, last_words: LastWords::Some });
-    sim.kill_compute_servers_at_write(doomed.to_vec(), write, last_words);
+    sim.kill_compute_servers_at_write(dying.to_vec(), write, last_words);
     let round_board = RunBoard::for_round(scenario, contents);
     clients(&round_board);
     let left = sim.call_off_death();

@@ -76,7 +76,7 @@ pub struct Scenario {
 pub struct CrashSpec {
     /// Number of crashes. After the last one, the compute servers stay alive.
     pub rounds: u16,
-    /// The crash happens at one of the first `max_writes` WRITEs of the doomed compute servers,
+    /// The crash happens at one of the first `max_writes` WRITEs of the dying compute servers,
     /// drawn from the seed. If they post fewer, the crash happens when their clients have ended.
     pub max_writes: u64,
     /// The compute servers that die; all of them if empty. If some survive, each client only uses

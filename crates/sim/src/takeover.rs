@@ -63,18 +63,18 @@ where
     let rounds = board.death().map_or(spec.rounds, |_| 1);
     for round in 0..=rounds {
         let is_last = round == rounds;
-        let doomed: Vec<u16> = (0..scenario.cluster.compute_servers).collect();
+        let dying: Vec<u16> = (0..scenario.cluster.compute_servers).collect();
         let which = |report: String| format!("round {round}: {report}");
         let contents = std::mem::take(&mut found.contents);
         let clients = |board: &RunBoard| run.round(&sim, board, &shard, round, is_last);
         let death = board.death().unwrap_or_else(|| DeathAt::drawn(spec.max_writes, &mut rng));
         let death = (!is_last).then_some(death);
-        let begin = (&doomed[..], death, contents);
+        let begin = (&dying[..], death, contents);
         let history = play_round(&sim, scenario, board, begin, clients).map_err(which)?;
         if is_last {
             break;
         }
-        doomed.iter().for_each(|server| sim.restart_compute_server(*server));
+        dying.iter().for_each(|server| sim.restart_compute_server(*server));
         shard = run.process()?;
         found = run.audit(&sim, &shard).map_err(which)?;
         let kept = check_kept(

@@ -110,14 +110,18 @@ impl<S: Calls> SimCluster<S> {
         writes: u64,
         last_words: LastWords,
     ) {
-        self.world.borrow_mut().doom =
+        self.world.borrow_mut().scheduled_kill =
             Some(ScheduledKill { servers, writes_left: writes, last_words });
     }
 
     /// Cancels a death scheduled by [`Self::kill_compute_servers_at_write`]. Returns the number of
     /// WRITEs that were left before it; `None` if no death was scheduled.
     pub fn call_off_death(&self) -> Option<u64> {
-        self.world.borrow_mut().doom.take().map(|doom| doom.writes_left)
+        self.world
+            .borrow_mut()
+            .scheduled_kill
+            .take()
+            .map(|scheduled_kill| scheduled_kill.writes_left)
     }
 
     /// Restarts a compute server, killing it first if it is alive, so that clients can be opened on

@@ -118,7 +118,7 @@ pub(super) struct SimWorld {
     pub(super) endpoints: u64,
     /// Number of unique numbers handed out.
     pub(super) unique: u64,
-    pub(super) doom: Option<ScheduledKill>,
+    pub(super) scheduled_kill: Option<ScheduledKill>,
     /// What happens to dead compute servers' messages in flight.
     last_words: LastWords,
     give_up_at_ns: u64,
@@ -192,7 +192,7 @@ impl SimWorld {
             late: ObjectArc::default(),
             endpoints: 0,
             unique: 0,
-            doom: None,
+            scheduled_kill: None,
             last_words: LastWords::default(),
             give_up_at_ns: u64::MAX,
             bursts: BTreeMap::new(),
@@ -346,12 +346,12 @@ impl SimWorld {
     /// Counts a WRITE towards a scheduled death of its compute server. Returns whether it is the
     /// last one.
     pub(super) fn is_last_write(&mut self, compute_server: u16) -> bool {
-        let Some(doom) = &mut self.doom else { return false };
-        if !doom.servers.contains(&compute_server) {
+        let Some(scheduled_kill) = &mut self.scheduled_kill else { return false };
+        if !scheduled_kill.servers.contains(&compute_server) {
             return false;
         }
-        if doom.writes_left > 0 {
-            doom.writes_left -= 1;
+        if scheduled_kill.writes_left > 0 {
+            scheduled_kill.writes_left -= 1;
             return false;
         }
         true
@@ -359,9 +359,9 @@ impl SimWorld {
 
     /// Kills the compute servers of the scheduled death, whose last WRITE has just been posted.
     pub(super) fn fulfil_doom(&mut self) {
-        let Some(doom) = self.doom.take() else { return };
-        self.last_words = doom.last_words;
-        for server in doom.servers {
+        let Some(scheduled_kill) = self.scheduled_kill.take() else { return };
+        self.last_words = scheduled_kill.last_words;
+        for server in scheduled_kill.servers {
             self.kill_compute_server(server);
         }
     }

@@ -23,7 +23,7 @@ impl<L: NamedLayout> Inspection<'_, L> {
     pub(super) fn dex(&mut self) -> Result<NamedRecords, WalkStop> {
         let (pool, expect) = (self.pool, self.expect);
         let mut records = Vec::new();
-        if pool.doomed.contains(&0) {
+        if pool.dying.contains(&0) {
             return Ok(NamedRecords::new());
         }
         let superblock = &pool.servers[0].region().words()[..Superblock::WORDS];
@@ -34,7 +34,7 @@ impl<L: NamedLayout> Inspection<'_, L> {
             let path =
                 || format!("the node at {at:?}, asked for the keys from {low:?} to {high:?}");
             let page = pool.page(at).map_err(|error| format!("{}: {error}", path()))?;
-            if pool.doomed.contains(&at.server().number()) {
+            if pool.dying.contains(&at.server().number()) {
                 continue;
             }
             let wrong = |what: String| Err(WalkStop::Wrong(format!("{}: {what}", path())));

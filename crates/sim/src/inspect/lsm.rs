@@ -85,9 +85,9 @@ where
         self.check_directory(&tables)?;
         let mut seen = SsTableContents { keys: BTreeMap::new(), is_whole: true };
         for (place, table) in tables.iter().enumerate() {
-            let doomed =
-                |(at, _): &(GlobalAddr, u64)| self.pool.doomed.contains(&at.server().number());
-            if table.pieces.iter().any(doomed) {
+            let dying =
+                |(at, _): &(GlobalAddr, u64)| self.pool.dying.contains(&at.server().number());
+            if table.pieces.iter().any(dying) {
                 seen.is_whole = false;
                 continue;
             }

@@ -95,7 +95,7 @@ pub(crate) struct InspectedPool<L: Layout> {
     /// partitioning.
     boundaries: Vec<OwnedKey<L>>,
     /// Memory servers that may be dead; the inspector ignores their nodes.
-    doomed: BTreeSet<u16>,
+    dying: BTreeSet<u16>,
     /// Whether compute servers die and may leave pages locked that no client has used since.
     clients_die: bool,
     /// Whether parents and memory servers always learn of a split.
@@ -123,13 +123,13 @@ impl<L: NamedLayout> InspectedPool<L> {
     /// A memory server, unless it may be dead.
     fn living(&self, number: u16) -> Option<&MemoryServer<L>> {
         let server = self.servers.get(usize::from(number))?;
-        (!self.doomed.contains(&number)).then_some(server)
+        (!self.dying.contains(&number)).then_some(server)
     }
 
     pub(crate) fn new(servers: &[Arc<MemoryServer<L>>], scenario: &Scenario) -> Self {
         let (faults, allowed) = (&scenario.faults, &scenario.allowed_errors);
         let deaths = faults.kill_memory_server.iter().chain(&faults.restart_memory_server);
-        let doomed: BTreeSet<u16> = deaths.map(|death| death.server).collect();
+        let dying: BTreeSet<u16> = deaths.map(|death| death.server).collect();
         let clients_die = !faults.kill_compute_server.is_empty();
         let boundaries = workload::boundaries(&scenario.workload, servers.len() as u16);
         Self {
@@ -137,13 +137,13 @@ impl<L: NamedLayout> InspectedPool<L> {
             design: scenario.design.clone(),
             boundaries: boundaries.into_iter().map(L::key_named).collect(),
             clients_die,
-            tells_all: !clients_die && doomed.is_empty() && allowed.is_empty(),
+            tells_all: !clients_die && dying.is_empty() && allowed.is_empty(),
             last_words_ns: match clients_die {
                 true => 1_000_000 + 2 * (faults.max_delay_ns + faults.jitter_ns),
                 false => 0,
             },
-            is_uncertain: !doomed.is_empty() || allowed.contains(&ErrorKind::Indeterminate),
-            doomed,
+            is_uncertain: !dying.is_empty() || allowed.contains(&ErrorKind::Indeterminate),
+            dying,
             blocks: None,
             tears: faults.tear_probability > 0.0,
         }

@@ -87,7 +87,7 @@ impl<L: NamedLayout> Inspection<'_, L> {
     fn check_named(&self, key: &OwnedKey<L>, at: GlobalAddr) -> Result<(), WalkStop> {
         let page = self.pool.page(at)?;
         let is_half_written = self.expect == ExpectedState::WellFormed && !page.is_of_one_piece();
-        if is_half_written || self.pool.doomed.contains(&at.server().number()) {
+        if is_half_written || self.pool.dying.contains(&at.server().number()) {
             return Ok(());
         }
         let what = match page {

@@ -42,7 +42,7 @@ impl<L: NamedLayout> Inspection<'_, L> {
     }
 
     fn words(&self, at: GlobalAddr, words: usize) -> Result<Vec<u64>, WalkStop> {
-        if self.pool.doomed.contains(&at.server().number()) {
+        if self.pool.dying.contains(&at.server().number()) {
             return Err(WalkStop::Held);
         }
         if self.is_free(at) {

@@ -77,7 +77,7 @@ impl<'a, L: NamedLayout> Inspection<'a, L> {
         if self.is_free(at) {
             return wrong("is reachable but free");
         }
-        if self.pool.doomed.contains(&at.server().number()) {
+        if self.pool.dying.contains(&at.server().number()) {
             return Err(WalkStop::Held);
         }
         let one_sided = access == PageAccess::OneSided;
