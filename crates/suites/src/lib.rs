@@ -5,5 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+#[cfg(not(any(loom, shuttle)))]
 pub mod providers;
+#[cfg(not(any(loom, shuttle)))]
 pub mod strings;

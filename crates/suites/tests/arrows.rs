@@ -21,10 +21,11 @@ const FOLDERS: [(&str, &[Folder]); 6] = [
     (
         "dlsm",
         &[
-            (".", &["memtable", "remote"]),
+            (".", &["memtable", "remote", "shard"]),
             ("memtable", &["."]),
-            ("parts", &[".", "remote"]),
+            ("parts", &[".", "remote", "shard"]),
             ("remote", &[]),
+            ("shard", &["."]),
         ],
     ),
     (
