@@ -213,10 +213,9 @@ fn play_blocks(
     board: &RunBoard,
     inline_bytes: usize,
 ) -> Result<(), String> {
-    type RunTestLayout = WithBlocks;
     match &scenario.design {
         DesignSpec::Coarse { partitioning } => {
-            let design = coarse_options::<RunTestLayout>(scenario, *partitioning);
+            let design = coarse_options::<WithBlocks>(scenario, *partitioning);
             let options = block_options(inline_bytes, design);
             play_with_blocks::<Coarse>(scenario, seed, board, &options)
         }
@@ -226,7 +225,7 @@ fn play_blocks(
             play_with_blocks::<Fine>(scenario, seed, board, &options)
         }
         DesignSpec::Hybrid { chunk_nodes_log2 } => {
-            let design = hybrid_options::<RunTestLayout>(scenario, *chunk_nodes_log2);
+            let design = hybrid_options::<WithBlocks>(scenario, *chunk_nodes_log2);
             let options = block_options(inline_bytes, design);
             play_with_blocks::<Hybrid>(scenario, seed, board, &options)
         }
@@ -236,11 +235,11 @@ fn play_blocks(
         DesignSpec::Chime { .. } => Err("chime's scenarios have no value blocks".to_owned()),
         DesignSpec::Dex { moves, movers, .. } => {
             if let Some(spec) = &scenario.processes {
-                return processes::play::<RunTestLayout, InBlocks>(scenario, spec, seed, board);
+                return processes::play::<WithBlocks, InBlocks>(scenario, spec, seed, board);
             }
-            let options = block_options(inline_bytes, dex_options::<RunTestLayout>(scenario)?);
-            let (servers, compute, object) =
-                set_up::<RunTestLayout, Blocks<Dex>>(scenario, &options)?;
+            let options = block_options(inline_bytes, dex_options::<WithBlocks>(scenario)?);
+            let (servers, compute) = set_up::<WithBlocks, Blocks<Dex>>(scenario, &options)?;
+            let object = <WithBlocks as CompiledDesign<Blocks<Dex>>>::compute(compute.clone());
             let movers = if *moves > 0 { usize::from(*movers) } else { 0 };
             let beside = async |fabric, number: usize| {
                 let which = (seed, number as u64);
@@ -263,7 +262,8 @@ fn play_with_blocks<De: Design<WithBlocks>>(
 where
     WithBlocks: CompiledDesign<Blocks<De>>,
 {
-    let (servers, compute, object) = set_up::<WithBlocks, Blocks<De>>(scenario, options)?;
+    let (servers, compute) = set_up::<WithBlocks, Blocks<De>>(scenario, options)?;
+    let object = <WithBlocks as CompiledDesign<Blocks<De>>>::compute(compute.clone());
     let beside = (0, async |_, _| ());
     let cluster = simulate(scenario, seed, board, &servers, &object, beside);
     count_blocks(scenario, board, &cluster, &object, || compute.usage())
@@ -355,7 +355,8 @@ where
         return processes::play::<L, InShards>(scenario, spec, seed, board);
     }
     let options = dlsm_options(scenario)?;
-    let (servers, shard, compute) = set_up::<L, Dlsm>(scenario, &options)?;
+    let (servers, shard) = set_up::<L, Dlsm>(scenario, &options)?;
+    let compute = <L as CompiledDesign<Dlsm>>::compute(Arc::clone(&shard));
     let pool = InspectedPool::new(&servers, scenario);
     let tree = InspectedTree::new(&pool, &shard, scenario);
     let DesignSpec::Dlsm { workers, .. } = scenario.design else {
@@ -373,16 +374,16 @@ where
     }
 }
 
-/// Memory servers with the empty index, and its compute side, as it is and as an object.
+/// Memory servers with the empty index, and its compute side.
 fn set_up<L: CompiledDesign<De>, De: Design<L>>(
     scenario: &Scenario,
     options: &De::Options,
-) -> Result<(SimServers<L>, De::Compute, AnyCompute<L>), String> {
+) -> Result<(SimServers<L>, De::Compute), String> {
     let design = L::design(options.clone());
     let servers = start(scenario, async |fabric: &AnyFabric| design.create(fabric).await)?;
     let compute = De::compute(options);
     let compute = compute.map_err(|error| format!("cannot set up the compute side: {error}"))?;
-    Ok((servers, compute.clone(), L::compute(compute)))
+    Ok((servers, compute))
 }
 
 /// The same of a design that is only known as an object.
@@ -436,7 +437,8 @@ fn play_dex<L: SimulatedLayout>(
         return processes::play::<L, InLeaves>(scenario, spec, seed, board);
     }
     let options = dex_options::<L>(scenario)?;
-    let (servers, compute, object) = set_up::<L, Dex>(scenario, &options)?;
+    let (servers, compute) = set_up::<L, Dex>(scenario, &options)?;
+    let object = <L as CompiledDesign<Dex>>::compute(Arc::clone(&compute));
     let pool = InspectedPool::new(&servers, scenario);
     let DesignSpec::Dex { movers, .. } = scenario.design else {
         return Err("the scenario's design is not dex".to_owned());
