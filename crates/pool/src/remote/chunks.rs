@@ -149,10 +149,11 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
         &self.client
     }
 
-    /// As [`ChunkTokens::allocate`].
+    /// Allocates a chunk of `bytes` bytes on `server`, which exists. A request that is repeated, or
+    /// arrives late, gets the same chunk.
     ///
     /// # Errors
-    /// [`RemoteError`].
+    /// [`RemoteError`]; after an unknown outcome, the next request asks for the same chunk.
     pub async fn allocate(
         &self,
         server: ServerId,
@@ -163,7 +164,7 @@ impl<F: Fabric, L: Layout> ChunkClient<F, L> {
     }
 
     /// The chunks that `server` lists in the replies to `ask`, which gets the number of the first
-    /// one wanted. Those beyond [`MAX_CHUNKS`] are left out.
+    /// one wanted. Those beyond the first 2^22 are left out.
     ///
     /// # Errors
     /// [`RemoteError`].
