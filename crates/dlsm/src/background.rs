@@ -1,9 +1,9 @@
 //! Flushes and merges: by the writer that meets a full MemTable, or by tasks in the background.
 //!
 //! Flushes and compactions have rights of their own, so that MemTables are flushed during long
-//! merges. A task merges as much beside one another as the options let a tree merge. With
-//! background tasks, a writer that finds no room sleeps until there is some; if such a task has
-//! failed meanwhile, the writer tries for itself, and so learns why there is no room.
+//! merges. The options limit how many compactions of a tree run concurrently. With background
+//! tasks, a stalled writer sleeps until there is room. If a background task has failed meanwhile,
+//! the writer flushes and compacts itself, so that it can report the cause.
 //!
 //! A task has one timer while it has nothing to do: that of its flushes. Its compactions sleep
 //! until the tree's signal is raised, which everything does that makes a compaction due or possible
@@ -19,8 +19,8 @@ use farleaf_index::{IndexError, ReshapeCost};
 use farleaf_page::Layout;
 use std::cell::Cell;
 
-/// Flushes, or merges, that one call makes. The next one goes on, unless an operation waits for the
-/// right.
+/// Maximum number of flushes, or of compactions, per call. The next call continues, unless an
+/// operation waits for the right.
 const STEPS: u32 = 16;
 /// The longest sleep of a background task, in nanoseconds, before it checks whether it has ended.
 pub(super) const POLL_INTERVAL_NS: u64 = 1_000_000;
@@ -28,13 +28,13 @@ pub(super) const POLL_INTERVAL_NS: u64 = 1_000_000;
 const FAILED_NS: u64 = 1_000_000;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Flushes what waits, unless another handle does. Returns how many MemTables it flushed.
+    /// Flushes the closed MemTables, unless another handle does. Returns how many it flushed.
     async fn flush_waiting(&self, worker: Option<&BackgroundTask>) -> Result<u32, IndexError> {
         self.settle_loans_when_due().await;
         if worker.is_some() {
             self.own_ahead().await;
         }
-        // A right that is taken for nothing would wake all that wait for it.
+        // Taking a right for nothing would wake every task that waits for it.
         if self.shard.pin().immutables.is_empty() {
             return Ok(0);
         }
@@ -49,7 +49,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(STEPS)
     }
 
-    /// Merges what is due and others do not merge. Returns the number of merges.
+    /// Runs the compactions that are due and that no other handle runs. Returns their number.
     async fn compact_due(&self, worker: Option<&BackgroundTask>) -> Result<u32, IndexError> {
         if worker.is_some() && self.shard.needs.is_room_wanted() {
             let made = self.make_room().await;
@@ -82,7 +82,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         outcome
     }
 
-    /// Flushes what waits and merges what is due, unless other handles do. Returns how much it did.
+    /// Flushes closed MemTables and runs the compactions that are due, unless other handles do.
+    /// Returns the number of both together.
     pub(super) async fn work(&self) -> Result<u32, IndexError> {
         let flushed = self.flush_waiting(None).await;
         // A compaction may succeed, and make room, although a flush has failed.
@@ -104,7 +105,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let flush = async move || self.flush_waiting(Some(at_work)).await;
             self.repeat(flush, at_work, Some(look_ns), is_over, report).await;
             has_ended.set(true);
-            // Merges that sleep have no timer of their own.
+            // Sleeping compaction tasks have no timer of their own.
             self.shard.changed.raise();
         };
         let merges = (0..self.shard.options.workers).map(|_| {

@@ -1,13 +1,13 @@
-//! What compactions that run beside one another have claimed (lsm.V7).
+//! The claims of compactions that run concurrently (lsm.V7).
 //!
 //! *Thread safety*: plain values.
 
 use farleaf_page::table::KeyBuf;
 
-/// What a compaction beside others takes, and where it puts it.
+/// The inputs and the output range of a compaction that runs concurrently with others.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CompactionClaim {
-    /// The ids of the tables. None: the lane is taken for a part of a compaction.
+    /// The ids of the input tables. Empty if the lane is taken for a part of another compaction.
     pub(super) inputs: Vec<u64>,
     /// The level of the outputs, which is not 0.
     pub(super) into: usize,

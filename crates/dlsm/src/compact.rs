@@ -1,6 +1,6 @@
-//! Merges of tables into the next level, on the compute side, and which one is due.
+//! Compaction of tables into the next level on the compute server, and the choice of the next one.
 //!
-//! Several compactions run beside one another if they have nothing to do with each other (lsm.V7).
+//! Several compactions run concurrently if they do not conflict (lsm.V7).
 //!
 //! *Thread safety*: that of the handle.
 
@@ -26,12 +26,12 @@ const STEP_WORDS: u64 = TRANSFER_WORDS as u64;
 /// Words that are READ of one source together: 256 KiB.
 const READ_WORDS: u32 = 4 * TRANSFER_WORDS as u32;
 
-/// How often a task looks for something to merge that others have not just taken.
+/// Maximum number of attempts to claim a compaction; each fails if another task claims it first.
 const CLAIM_ATTEMPTS: u32 = 4;
 
 /// A compaction that is due.
 struct CompactionTask {
-    /// Each is a source: tables with ascending keys.
+    /// The sources: each is a run of tables with ascending keys.
     sources: Vec<Vec<Arc<SsTable>>>,
     /// The level of the outputs.
     into: usize,
@@ -60,7 +60,7 @@ fn bytes_of(tables: &[Arc<SsTable>]) -> u64 {
     tables.iter().map(|table| table.bytes()).sum()
 }
 
-/// Those of `tables`, which ascend and do not overlap, that overlap a range.
+/// The tables that overlap a range, out of `tables`, which ascend and do not overlap each other.
 pub(super) fn overlapping<'t>(
     tables: &'t [Arc<SsTable>],
     (smallest, largest): (&KeyBuf, &KeyBuf),
@@ -70,7 +70,7 @@ pub(super) fn overlapping<'t>(
     &tables[first..end.max(first)]
 }
 
-/// What is merged next, beside `claims`.
+/// Picks the next compaction that does not conflict with `claims`.
 struct CompactionPicker<'v> {
     version: &'v TreeVersion,
     options: &'v DlsmOptions,
@@ -81,7 +81,7 @@ struct CompactionPicker<'v> {
 }
 
 impl CompactionPicker<'_> {
-    /// The tables of a level that no compaction has.
+    /// The tables of a level that no running compaction has claimed.
     fn free(&self, level: usize) -> Vec<Arc<SsTable>> {
         let is_free = |table: &&Arc<SsTable>| {
             !self.claims.iter().any(|claim| claim.inputs.contains(&table.id()))
@@ -89,7 +89,7 @@ impl CompactionPicker<'_> {
         self.version.levels[level].iter().filter(is_free).cloned().collect()
     }
 
-    /// How much a compaction of these tables of a level is due: from 1 on.
+    /// The compaction score of these tables of a level. From 1 on, a compaction is due.
     fn score(&self, level: usize, tables: &[Arc<SsTable>]) -> f64 {
         match level {
             0 => tables.len() as f64 / self.options.level0_tables as f64,
@@ -97,7 +97,7 @@ impl CompactionPicker<'_> {
         }
     }
 
-    /// The compaction that is due most of those that conflict with none, and its claim.
+    /// The compaction with the highest score that conflicts with no claim, and its own claim.
     fn pick(&self) -> Option<(CompactionTask, CompactionClaim)> {
         let levels = (0..self.options.levels).map(|level| {
             let free = self.free(level);
@@ -120,8 +120,8 @@ impl CompactionPicker<'_> {
         is_apart.then_some((task, claim))
     }
 
-    /// All tables of level 0 that no compaction has: older ones that a compaction has do not
-    /// overlap them, or the claims conflict (V4).
+    /// All unclaimed tables of level 0. If an older table that is claimed overlapped them, the
+    /// claims would conflict (V4).
     fn of_level0(&self, free: &[Arc<SsTable>]) -> Option<CompactionTask> {
         let tables = if self.takes_newest { &free[..1] } else { free };
         let (smallest, largest) = range_of(tables.iter())?;
@@ -130,7 +130,7 @@ impl CompactionPicker<'_> {
         Some(CompactionTask { sources, into: 1 })
     }
 
-    /// The table that has the least below it, for its size.
+    /// The table with the fewest overlapping bytes in the next level, relative to its own size.
     fn of_level(
         &self,
         level: usize,
@@ -150,10 +150,10 @@ impl CompactionPicker<'_> {
     }
 }
 
-/// A source of a compaction, as far as it was fed.
+/// A source of a compaction, and how much of it has been fed to the merge.
 pub(super) struct CompactionInput {
     tables: VecDeque<(Arc<SsTable>, Range<u32>)>,
-    /// The table that is fed, and its words that are left.
+    /// The table that is being fed, and its remaining words.
     now: Option<(Arc<SsTable>, Range<u32>)>,
 }
 
@@ -180,13 +180,13 @@ impl CompactionInput {
     }
 }
 
-/// A compaction on this side, and how far it is.
+/// A compaction on the compute server, and its progress.
 pub(super) struct CompactionRun {
     pub(super) merge: Compaction,
     pub(super) sources: Vec<CompactionInput>,
     /// Where the tables are, by their numbers.
     places: Vec<(u64, GlobalAddr)>,
-    /// Records whose merging is accounted for.
+    /// Records whose merging has been charged.
     charged: u64,
 }
 
@@ -211,10 +211,12 @@ impl CompactionRun {
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Merges what is due most, beside what others merge. Returns whether there was something.
+    /// Runs the compaction that is due most, concurrently with those of others. Returns whether one
+    /// was due.
     pub(super) async fn compact_what_is_due(&self) -> Result<bool, IndexError> {
         match self.compact_beside_others().await {
-            // Merges have all of their inputs and outputs at once.
+            // Concurrent compactions keep all inputs until their outputs are complete. A compaction
+            // in pieces needs less memory, but runs alone.
             Err(IndexError::OutOfMemory { .. }) => {
                 self.settle_loans().await;
                 self.compact_alone().await
@@ -241,7 +243,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(false)
     }
 
-    /// Merges what is due most while nothing else merges, with memory for one output at a time.
+    /// Runs the compaction that is due most while no other one runs, with memory for one output at
+    /// a time.
     async fn compact_alone(&self) -> Result<bool, IndexError> {
         let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
         self.settle_change().await?;
@@ -249,7 +252,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let Some((task, _)) = self.picking(&version, &[]).pick() else { return Ok(false) };
         let CompactionTask { mut sources, into } = task;
         sources.retain(|tables| !tables.is_empty());
-        // A pinned version keeps what the compaction gives back.
+        // A pinned version would keep the extents that the compaction frees.
         drop(version);
         self.compact_in_pieces(&merging, sources, (into, None)).await?;
         Ok(true)
@@ -288,8 +291,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         self.compact_somewhere(merging, version, &sources, into).await
     }
 
-    /// Merges everything into the deepest level, where nothing but the newest values stays, unless
-    /// snapshots need more.
+    /// Compacts everything into the deepest level. Only the newest values stay, and older versions
+    /// that snapshots need.
     pub(super) async fn compact_everything(
         &self,
         merging: &CompactionRight,
@@ -313,7 +316,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         match self.compact_somewhere(merging, &version, &sources, deepest).await {
             Err(IndexError::OutOfMemory { .. }) => {
                 self.settle_loans().await;
-                // A pinned version keeps what the compaction gives back.
+                // A pinned version would keep the extents that the compaction frees.
                 drop(version);
                 self.compact_in_pieces(merging, sources, (deepest, None)).await
             }
@@ -321,7 +324,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
     }
 
-    /// Merges a part on this side. Returns the outputs.
+    /// Runs a part of a compaction on the compute server. Returns the outputs.
     pub(super) async fn merge(&self, part: CompactionPart<'_>) -> Result<Vec<SsTable>, IndexError> {
         let CompactionPart { version, sources, level, range } = part;
         let below = version.levels[level + 1..].iter().flatten();

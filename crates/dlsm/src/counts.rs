@@ -1,4 +1,4 @@
-//! What a tree counts.
+//! Counters of a tree.
 //!
 //! *Thread safety*: plain values.
 
@@ -9,19 +9,19 @@ use std::ops::AddAssign;
 pub struct TreeCounts {
     /// MemTables flushed.
     pub flushes: u64,
-    /// Bytes of the tables, with their indexes, that these became.
+    /// Bytes of the tables that flushes wrote, with their indexes.
     pub flushed_bytes: u64,
-    /// Merges.
+    /// Compactions.
     pub merges: u64,
     /// Bytes of the tables, with their indexes, that compactions wrote.
     pub merged_bytes: u64,
-    /// Those that ran on a memory server.
+    /// Compactions that ran on a memory server.
     pub near_merges: u64,
     /// Bytes of the indexes of tables that compactions wrote.
     pub merged_index_bytes: u64,
-    /// Tables that went to the next level as they were.
+    /// Tables that were moved to the next level without being rewritten.
     pub moved_tables: u64,
-    /// Writers that found no room.
+    /// Write stalls: how often a writer found no room.
     pub stalls: u64,
 }
 

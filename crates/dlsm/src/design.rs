@@ -78,15 +78,18 @@ impl Dlsm {
         Ok(DlsmIndex::new(compute, extents))
     }
 
-    /// Opens the tree of a process that has ended, for the process of `compute`: all tables that
-    /// the former one has flushed or merged. What was in its MemTables only is lost. The former
-    /// one's compute servers are fenced at all memory servers, except for the one that `fabric`
-    /// belongs to, if both have it: that one must have been fenced before this life began, by
-    /// [`Fabric::fence`] of another compute server. A process from which the tree was taken needs a
-    /// new `compute` to take it back.
+    /// Takes over the tree of a process that has ended, for the process of `compute`, and opens all
+    /// tables that the former process has flushed or compacted. The contents of its MemTables are
+    /// lost.
+    ///
+    /// All compute servers that had joined the former process are fenced at all memory servers. The
+    /// one exception is the compute server of `fabric`, if it had joined, too: it must have been
+    /// fenced before its present life began, by [`Fabric::fence`] of another compute server. A
+    /// process from which the tree was taken needs a new `compute` to take it back.
     ///
     /// # Errors
-    /// [`IndexError`]; the former process may have lost the tree all the same. Call it again then.
+    /// [`IndexError`]. The former process may have lost the tree nevertheless; call this again
+    /// then.
     pub async fn take_over<F: Fabric, L: Layout>(
         fabric: F,
         compute: &Arc<LsmShard>,

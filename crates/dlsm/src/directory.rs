@@ -72,7 +72,8 @@ fn pieces_of(table: &PlacedSsTable) -> Vec<(GlobalAddr, u64)> {
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Opens the shard, or joins the process that has, unless that has been done.
+    /// Opens the shard for this process, or joins the process if it has opened the shard. Does
+    /// nothing if this handle has joined already.
     #[inline]
     pub(super) async fn ready(&self) -> Result<(), IndexError> {
         match self.joined.get() {
@@ -138,7 +139,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         self.tell_left(editing).await?;
         let before = directory.state().await?;
         let after = match before.owner == owner {
-            // An earlier attempt has come so far.
+            // An earlier attempt has succeeded.
             true => before.epoch - 1,
             false if has_owner(&before) && !takes_over => {
                 // No earlier attempt can still succeed: the epoch is a later one.
@@ -263,8 +264,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
     }
 
-    /// Returns borrowed tables that nothing of this process READs any more (L2). Whatever fails is
-    /// tried again by the next call.
+    /// Returns borrowed tables that nothing of this process READs any more (L2). The next call
+    /// repeats what has failed.
     pub(super) async fn return_loans(&self) {
         let (shard, epoch) = (&self.shard, self.shard.epoch());
         for tables in shard.space.unused_loans(epoch).chunks(RETURNED_PER_BATCH) {
@@ -275,8 +276,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
     }
 
-    /// Returns loans, and looks which of the tables that are lent have come back. Returns whether
-    /// one has.
+    /// Returns borrowed tables that are unused, and asks which lent tables have come back. Returns
+    /// whether any has.
     pub(super) async fn settle_loans(&self) -> bool {
         self.return_loans().await;
         let (shard, epoch) = (&self.shard, self.shard.epoch());
@@ -287,7 +288,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         shard.keep_lent(epoch, &loans.lent.into_keys().collect())
     }
 
-    /// The same for an idle tree, now and then.
+    /// As [`Self::settle_loans`], at most once per interval, for idle trees.
     pub(super) async fn settle_loans_when_due(&self) {
         match self.shard.are_loans_due(self.fabric().now_ns()) {
             true => _ = self.settle_loans().await,
@@ -310,8 +311,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         self.ask_for(&editing, &pending).await
     }
 
-    /// Asks again for a change of unknown outcome, if there is one. What changes the version next
-    /// does so first, and looks at the version after that.
+    /// Repeats a change of unknown outcome, if there is one. Call this before any other change of
+    /// the version, and pin the version only afterwards.
     pub(super) async fn settle_change(&self) -> Result<(), IndexError> {
         if self.shard.pending().is_none() {
             return Ok(());
@@ -336,9 +337,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         match directory.edit(self.shard.epoch(), pending.number, &pending.words).await {
             Ok(()) => editing.made(),
             Err(error) => {
-                // After anything else, this or an earlier attempt may have changed the directory:
-                // also if another process has the shard, which then may have listed these tables.
-                // Their extents stay leased, and this process writes no more.
+                // After any other error, this or an earlier attempt may have changed the directory.
+                // That holds even if another process has the shard, which may then have listed
+                // these tables. So their extents stay leased, and this process writes no more.
                 let is_certain = match &error {
                     RemoteError::Refused { refusal, .. } => *refusal != Refusal::OtherOwner,
                     error => matches!(error, RemoteError::OutOfMemory { .. }),

@@ -23,25 +23,26 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     pub(super) async fn flush_oldest(&self, flushing: &FlushRight) -> Result<bool, IndexError> {
         self.settle_change().await?;
         let (oldest, ranges) = {
-            // Not kept: a pinned version keeps what compactions give back meanwhile.
+            // Do not keep this version: it would pin the extents that compactions free meanwhile.
             let version = self.shard.pin();
             let closed = match self.fabric().breaks(OLDEST_FLUSHED_FIRST) {
                 true => version.immutables.first(),
                 false => version.immutables.last(),
             };
             let Some(oldest) = closed else { return Ok(false) };
-            // Merges move keys only further down, or drop them: these cover all that follow.
+            // Compactions only move keys down or drop them, so these ranges cover all later
+            // versions, too.
             (Arc::clone(oldest), self.ranges_below(version.tables()))
         };
         let oldest = &oldest;
         let last = oldest.last().unwrap_or(u64::MAX);
         if !self.fabric().breaks(FLUSHES_SETTLED) {
-            // No more versions appear in it (Q7).
+            // From here on, no more versions appear in the MemTable (Q7).
             self.until_settled(last).await?;
         }
         self.shard.space.turn_to_flush();
         let tables = match self.write_memtable(ranges.clone(), oldest).await {
-            // What other shards have returned is free now.
+            // Tables that other shards have returned may have freed memory: try again.
             Err(IndexError::OutOfMemory { .. }) if self.settle_loans().await => {
                 self.write_memtable(ranges, oldest).await
             }
@@ -88,7 +89,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let below = LowerLevels::tables(ranges_below);
         let mut survival = Survival::new(self.snapshot_bounds(), below);
         let (mut tables, mut writer) = (Vec::new(), SsTableWriter::new(self, ExtentUse::Flush));
-        // Twice the usual size, so that mostly one table comes from a MemTable of that size.
+        // Twice the usual size, so that a MemTable of the usual size mostly becomes one table.
         let most_words = (self.shard.options.table_bytes / 4).min(u64::from(MAX_TABLE_WORDS / 2));
         let (mut bytes, mut value) = (Vec::new(), Vec::new());
         // Tombstones before the first value.

@@ -13,14 +13,15 @@ use farleaf_page::{Layout, LengthError};
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
 
-/// How long an operation waits for others before it gives up, in nanoseconds.
+/// Maximum time that an operation waits for others, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
 /// The first wait, in nanoseconds. It doubles up to [`MAX_WAIT_NS`].
 const FIRST_WAIT_NS: u64 = 500;
 const MAX_WAIT_NS: u64 = 100_000;
 /// The longest sleep of a wait that flushes and compactions end, in nanoseconds.
 const MAX_SLEEP_NS: u64 = 100_000_000;
-/// How often an operation looks once more for room that compactions under way give back.
+/// Maximum number of times that an operation checks again whether running compactions have freed
+/// memory.
 const MAX_LOOKS: u32 = 64;
 
 /// A handle of an LSM tree.
@@ -116,23 +117,23 @@ impl From<MemTableError> for IndexError {
     }
 }
 
-/// A bounded wait, which grows.
+/// A bounded wait with growing pauses.
 #[derive(Debug)]
 pub(super) struct BoundedWait<'f, F> {
     fabric: &'f F,
     began_ns: u64,
     next_ns: u64,
     waits: u32,
-    /// How often it has looked once more for room that compactions under way give back.
+    /// Number of checks so far whether running compactions have freed memory.
     looks: u32,
-    /// Steps of flushes and merges at the last look.
+    /// Progress of flushes and compactions ([`LsmShard::steps`]) at the last check.
     steps: u64,
-    /// Failures of tasks in the background when it began.
+    /// Number of failures of background tasks when the wait began.
     failures: u64,
 }
 
 impl<F: Fabric> BoundedWait<'_, F> {
-    /// Whether to look once more for room that compactions under way give back.
+    /// Whether to check once more whether running compactions have freed memory.
     pub(super) fn looks_again(&mut self) -> bool {
         self.looks += 1;
         self.looks <= MAX_LOOKS
@@ -145,11 +146,11 @@ impl<F: Fabric> BoundedWait<'_, F> {
         workers == 0 || failures != self.failures
     }
 
-    /// Sleeps until the version or a right to change it has changed more than `seen` times. As long
-    /// as flushes and compactions go on, it never takes too long.
+    /// Sleeps until the tree's signal was raised more than `seen` times, or for [`MAX_SLEEP_NS`].
+    /// The time limit of the wait starts anew whenever a flush or compaction makes progress.
     ///
     /// # Errors
-    /// [`IndexError::Contended`] once nothing has gone on for too long.
+    /// [`IndexError::Contended`] once nothing has made progress for too long.
     pub(super) async fn for_change(
         &mut self,
         shard: &LsmShard,
@@ -184,7 +185,7 @@ impl<F: Fabric> BoundedWait<'_, F> {
     }
 }
 
-/// A writer that one operation has. Dropping it gives it back.
+/// A writer that one operation uses. Dropping it returns it to the idle ones.
 #[derive(Debug)]
 pub(super) struct BorrowedWriter<'h> {
     writer: Option<MemTableWriter>,

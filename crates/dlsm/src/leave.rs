@@ -41,10 +41,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         self.leave_for(None).await
     }
 
-    /// Leaves the shard and divides it: the other shard, whose number comes first, has the keys
-    /// from the given one on. The caller has closed the gate, and asks afterwards, whatever the
-    /// outcome, which shards there are; before that it ends the epoch by
-    /// [`DlsmIndex::end_leaving`] (L4).
+    /// Leaves the shard and splits it. `other` is the number of the new shard and its lowest key.
+    /// The caller has closed the gate. Afterwards, whatever the outcome, it ends the epoch by
+    /// [`DlsmIndex::end_leaving`] and then asks which shards exist (L4).
     ///
     /// # Errors
     /// [`IndexError`], also if this process has not opened the shard. Nothing is lost.
@@ -62,7 +61,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let (shard, fabric) = (&self.shard, self.fabric());
         let settles = !fabric.breaks(LEAVERS_SETTLED);
         if settles {
-            // Operations on its keys would wait for a move that fails.
+            // Check this first: while a move that will fail is tried, operations on its keys wait.
             self.check_found()?;
         }
         if !fabric.breaks(LEAVERS_DRAINED) {

@@ -1,5 +1,5 @@
-//! Tables of a shard that other shards have borrowed (lsm.L1): the lease of each is here as well,
-//! so that it goes on without a version that has the table.
+//! Tables that other shards have borrowed from this one (lsm.L1). Their leases are kept here, so
+//! that the extents stay in use even when no version has the table any more.
 //!
 //! *Thread safety*: plain values, behind the tree's mutex.
 
@@ -7,10 +7,10 @@ use crate::remote::ExtentLease;
 use farleaf_fabric::sync::Arc;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How often an idle tree looks which tables have come back, in nanoseconds.
+/// Interval at which an idle tree asks which tables have come back, in nanoseconds.
 const POLL_INTERVAL_NS: u64 = 1_000_000_000;
 
-/// What a tree has lent, by table.
+/// The leases of the tables that a tree has lent, by table id.
 #[derive(Debug, Default)]
 pub(super) struct SharedSsTables {
     tables: BTreeMap<u64, Arc<ExtentLease>>,
@@ -30,13 +30,14 @@ impl SharedSsTables {
         self.tables.values()
     }
 
-    /// Keeps only these tables. Returns the others, whose memory is free once the tree does not
-    /// have them either.
+    /// Keeps only the leases of the tables in `lent`. Returns the others: their extents are free
+    /// once no version of the tree has the table either.
     pub(super) fn keep(&mut self, lent: &BTreeSet<u64>) -> Vec<(u64, Arc<ExtentLease>)> {
         self.tables.extract_if(.., |id, _| !lent.contains(id)).collect()
     }
 
-    /// Whether an idle tree is to look now. It then is not before a while has passed.
+    /// Whether an idle tree should ask now which tables have come back. If so, the next time is due
+    /// one interval later.
     pub(super) fn is_due(&mut self, now_ns: u64) -> bool {
         let is_due = !self.is_empty() && now_ns >= self.due_ns;
         if is_due {

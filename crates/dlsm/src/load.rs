@@ -27,7 +27,7 @@ fn is_empty(table: &MemTable) -> bool {
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Waits for `right`, which `begin` returns. Tasks that do what is due leave it to the call.
+    /// Waits for `right`, which `begin` takes. Background tasks leave the right to a waiting call.
     pub(super) async fn until_begun<R>(
         &self,
         right: TreeRight,
@@ -46,7 +46,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Flushes everything that was written before the call.
     pub(super) async fn flush_everything(&self) -> Result<(), IndexError> {
-        // Without its version: flushes and compactions free nothing that a version in use has.
+        // Do not keep the version: flushes and compactions free nothing that a pinned version has.
         let (active, closed) = {
             let version = self.shard.pin();
             (Arc::clone(&version.active), version.immutables.first().cloned())
@@ -91,7 +91,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if !self.records(&ScanResult::range(..).limit(1)).await?.is_empty() {
             return Err(NOT_EMPTY);
         }
-        // Tombstones above would hide what is loaded.
+        // Tombstones in higher levels would hide the loaded records.
         self.settle_tree().await?;
         let _flushing = self.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
         let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
@@ -116,9 +116,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(count)
     }
 
-    /// Publishes the tables of a bulk load. The caller has the rights to flush and to merge, so a
-    /// change that the directory may still make stays pending until it gives them back: then the
-    /// next flush or merge makes it, and the records appear.
+    /// Publishes the tables of a bulk load. If the outcome is unknown, the change stays pending as
+    /// long as the caller has the rights to flush and to merge. The next flush or compaction then
+    /// settles it, and the records may appear.
     pub(super) async fn publish_load(&self, change: TreeChange) -> Result<(), RemoteError> {
         let published = self.publish(change).await.map_err(RemoteError::from);
         match published {
@@ -176,12 +176,12 @@ impl<'h, F: Fabric, L: Layout> SsTableLoader<'h, F, L> {
         Ok(())
     }
 
-    /// Gives all tables up.
+    /// Abandons all tables.
     pub(super) async fn abandon(self) {
         self.writer.abandon().await;
     }
 
-    /// The tables, which the pool has.
+    /// Finishes and returns the tables. All of their WRITEs have landed.
     pub(super) async fn finish(mut self) -> Result<Vec<SsTable>, IndexError> {
         let level = self.index.shard.options.levels as u8;
         self.tables.extend(self.writer.finish(level).await?);

@@ -1,7 +1,7 @@
-//! Merges on the memory server that has the tables, and the choice of the side.
+//! Compaction on the memory server that holds the tables, and the choice between the two sides.
 //!
-//! A memory server merges only tables that lie on it alone. If one does not, or the server refuses
-//! the job, or its outcome is unknown, the compute side merges.
+//! A memory server compacts only tables that lie entirely in its own memory. If one does not, or if
+//! the server refuses the job or its outcome is unknown, the compute server compacts.
 //!
 //! *Thread safety*: that of the handle.
 
@@ -23,17 +23,17 @@ use farleaf_page::table::{
 use farleaf_pool::remote::RemoteError;
 use std::ops::Range;
 
-/// A job that needs more than one step for this many words of input is given up: a server that
+/// Fewest words of input per step. A job that needs more steps is given up, because a server that
 /// never finishes must not keep the right to merge.
 const MIN_STEP_WORDS: u64 = 1 << 10;
-/// Steps that a job may need for each output beside.
+/// Additional steps that a job may need for each output.
 const OUTPUT_STEPS: u64 = 16;
 
-/// The part of a compaction that one side makes.
+/// A part of a compaction, which one side runs.
 #[derive(Clone, Copy)]
 pub(super) struct CompactionPart<'m> {
     pub(super) version: &'m TreeVersion,
-    /// Each is a source: tables with ascending keys.
+    /// The sources: each is a run of tables with ascending keys.
     pub(super) sources: &'m [Vec<Arc<SsTable>>],
     /// The level of the outputs.
     pub(super) level: usize,
@@ -46,11 +46,11 @@ struct CompactionPlan {
     server: ServerId,
     job: CompactionOrder,
     extents: usize,
-    /// More steps than the job can need.
+    /// Upper bound of the number of steps that the job can need.
     most_steps: u64,
 }
 
-/// Words of a part that count as being merged. Dropping it ends that.
+/// Counts the words of a part as being compacted, until this is dropped.
 struct CompactingWords<'s> {
     shard: &'s LsmShard,
     is_near: bool,
@@ -64,8 +64,9 @@ impl Drop for CompactingWords<'_> {
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Merges tables of `version` into `level`: parts of the keys beside one another, each on the
-    /// side that the options choose, and all in one change.
+    /// Compacts tables of `version` into `level`. Divides the keys into parts that run
+    /// concurrently, each on the side that the options choose, and publishes all outputs as one
+    /// change.
     pub(super) async fn compact_somewhere(
         &self,
         merging: &CompactionRight,
@@ -103,8 +104,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(())
     }
 
-    /// Merges a part on the side where it would end first, or on the one that the options choose.
-    /// Returns its outputs, and whether the memory server has made them.
+    /// Compacts a part on the side that the options choose, or on the one that is expected to end
+    /// first. Returns the outputs, and whether the memory server has made them.
     async fn compact_part(
         &self,
         part: CompactionPart<'_>,
@@ -138,8 +139,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if by_cost {
             let took_ns = self.fabric().now_ns().saturating_sub(began_ns);
             let ns_per_word = took_ns as f64 / words.max(1) as f64;
-            // A compaction that the memory server could not make has cost what the attempt cost,
-            // too.
+            // A failed attempt on the memory server also counts towards the cost of that side.
             lock(&self.shard.compaction_costs).note(wants_near, ns_per_word);
         }
         Ok((outputs, is_near))
@@ -175,11 +175,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let lease = self.extents.lease(plan.server, plan.extents).await.ok()?;
         plan.job.extents = lease.places().iter().map(|place| place.offset()).collect();
         let words = plan.job.encode();
-        // Whatever has failed, the compute side can merge. It finds a damaged table again.
+        // Whatever has failed, the compute server can compact instead. It will find a damaged
+        // table, too.
         self.run_job(lane, &plan, lease, words).await.ok()
     }
 
-    /// What the memory server is asked to do. `None` if the tables are on several servers.
+    /// The job for the memory server. `None` if the tables are on several servers.
     fn plan(
         &self,
         CompactionPart { version, sources, level, range }: CompactionPart<'_>,
@@ -209,7 +210,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         };
         let sources = sources.iter().map(job_tables).collect::<Option<Vec<Vec<JobSsTable>>>>()?;
         let tables = sources.iter().flatten();
-        // The part of each table, with as much of its index.
+        // The words of each table's part, with a proportional part of its index.
         let with_index = |table: &JobSsTable| {
             let all: u64 = table.pieces.iter().map(|piece| piece.1).sum();
             let part = table.words.len() as u64;
@@ -298,8 +299,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 }
 
-/// At most `parts` ranges of keys, with about as many records of `inputs` each, that follow one
-/// another and are `clip` together. Fails with a table whose index is damaged.
+/// Divides `clip` into at most `parts` adjacent ranges of keys, with about the same number of
+/// records of `inputs` each. Fails with a table whose index is damaged.
 fn cut<'t>(
     inputs: &'t [Arc<SsTable>],
     parts: usize,

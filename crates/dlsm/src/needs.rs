@@ -1,5 +1,5 @@
-//! What a tree needs beside the compactions that its levels make due: memory, and merges of ranges
-//! that tombstones hide.
+//! What a tree needs besides the compactions that its levels make due: memory, and compaction of
+//! ranges that tombstones hide.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
@@ -15,15 +15,16 @@ pub(super) struct TreeNeeds(Mutex<TreeNeedsInner>);
 
 #[derive(Debug, Default)]
 struct TreeNeedsInner {
-    /// Writers wait for room.
+    /// Whether writers are stalled for lack of memory.
     is_room_wanted: bool,
-    /// Until when the memory servers are not asked for more chunks: they have none.
+    /// Until then the memory servers are not asked for chunks, because they had none left.
     full_until_ns: u64,
-    /// They had none, or did not answer, when they were last asked.
+    /// Whether the memory servers had no chunks, or did not answer, when they were last asked.
     is_refused: bool,
-    /// The number of flushes after which everything was merged, and there was too little room.
+    /// The number of flushes when the last search for memory failed: everything was compacted, and
+    /// memory was still short.
     exhausted: Option<u64>,
-    /// Bytes that changes since then free.
+    /// Bytes that changes since then will free once they are compacted.
     gained: u64,
     hidden: Option<HiddenRange>,
 }
@@ -55,17 +56,18 @@ impl TreeNeeds {
         lock(&self.0).is_refused
     }
 
-    /// Notes that writers wait for room. Returns whether that is new.
+    /// Notes that writers are stalled for lack of memory. Returns whether that is new.
     pub(super) fn ask_for_room(&self) -> bool {
         !std::mem::replace(&mut lock(&self.0).is_room_wanted, true)
     }
 
-    /// Whether writers wait for room.
+    /// Whether writers are stalled for lack of memory.
     pub(super) fn is_room_wanted(&self) -> bool {
         lock(&self.0).is_room_wanted
     }
 
-    /// Room was looked for: in vain, after so many flushes.
+    /// Notes the end of a search for memory. If it failed, `exhausted` is the number of flushes so
+    /// far.
     pub(super) fn looked_for_room(&self, exhausted: Option<u64>) {
         let mut inner = lock(&self.0);
         inner.is_room_wanted = false;
@@ -74,22 +76,23 @@ impl TreeNeeds {
         }
     }
 
-    /// Whether room was looked for in vain after so many flushes.
+    /// Whether a search for memory has failed, and no flush has ended since; `flushes` is their
+    /// number now.
     pub(super) fn are_exhausted(&self, flushes: u64) -> bool {
         lock(&self.0).exhausted == Some(flushes)
     }
 
-    /// Bytes that changes have freed since then, once they are merged.
+    /// Bytes that changes since that search will free once they are compacted.
     pub(super) fn gained(&self) -> u64 {
         lock(&self.0).gained
     }
 
-    /// Notes that a change frees so many bytes, once it is merged.
+    /// Notes that a change will free so many bytes once it is compacted.
     pub(super) fn note_gain(&self, bytes: u64) {
         lock(&self.0).gained += bytes;
     }
 
-    /// Notes a range that tombstones hide, instead of the one of before.
+    /// Notes a range that tombstones hide. It replaces the range noted before.
     pub(super) fn note_hidden(&self, hidden: HiddenRange) {
         lock(&self.0).hidden = Some(hidden);
     }
@@ -99,7 +102,7 @@ impl TreeNeeds {
         lock(&self.0).hidden.take()
     }
 
-    /// Forgets everything: the shard is left.
+    /// Forgets everything, when the process leaves the shard.
     pub(super) fn forget(&self) {
         *lock(&self.0) = TreeNeedsInner::default();
     }

@@ -1,4 +1,5 @@
-//! The traits of indexes for a handle: what it does with keys and values as byte strings.
+//! Implements `RangeIndex` and `IndexAdmin` for [`DlsmIndex`]: converts keys and values to byte
+//! strings and back.
 //!
 //! *Thread safety*: that of the handle.
 
@@ -120,8 +121,8 @@ impl<F: Fabric, L: Layout> RangeIndex for DlsmIndex<F, L> {
 }
 
 impl<F: Fabric, L: Layout> IndexAdmin for DlsmIndex<F, L> {
-    /// Merges everything into the deepest level: no tombstone and no old version stays that no
-    /// snapshot needs.
+    /// Compacts everything into the deepest level, which drops all tombstones, and all old versions
+    /// that no snapshot needs.
     async fn collect(&self) -> Result<(), IndexError> {
         self.settle_tree().await
     }

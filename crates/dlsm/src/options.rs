@@ -7,12 +7,12 @@ use super::place::CompactionPlace;
 use farleaf_index::IndexError;
 use farleaf_page::table::{IndexKind, MAX_RUNS};
 
-/// The most levels below level 0.
+/// Maximum number of levels below level 0.
 const MAX_LEVELS: usize = 12;
-/// The most tables of level 0 that a compaction in pieces takes: each keeps an extent until its
-/// end.
+/// Maximum number of level-0 tables that a compaction in pieces takes: each keeps an extent until
+/// the compaction ends.
 pub(super) const MAX_LEVEL0: usize = 16;
-/// The most merges of a tree at a time: a memory server runs as many.
+/// Maximum number of concurrent compactions of a tree: a memory server runs as many.
 const MAX_WORKERS: usize = 16;
 /// The largest MemTable: its table, with its index, stays below the limit of tables.
 const MAX_MEMTABLE_BYTES: usize = 1 << 30;
@@ -22,33 +22,34 @@ const MAX_MEMTABLE_BYTES: usize = 1 << 30;
 pub struct DlsmOptions {
     /// The MemTables.
     pub memtable: MemTableOptions,
-    /// Closed MemTables that wait for their flush. With one more, writers wait.
+    /// Maximum number of closed MemTables that wait for their flush. One more stalls writers.
     pub most_immutables: usize,
-    /// The index of each table.
+    /// The kind of each table's index.
     pub index: IndexKind,
-    /// Tables that compactions write have about so many bytes of records.
+    /// Target size of the tables that compactions write, in bytes of records.
     pub table_bytes: u64,
     /// The size of an extent, in bytes.
     pub extent_bytes: u64,
     /// The size of the chunks that extents are cut from, in bytes.
     pub chunk_bytes: u64,
-    /// So many tables in level 0 are merged into level 1.
+    /// Number of tables in level 0 from which on they are compacted into level 1.
     pub level0_tables: usize,
-    /// With so many tables in level 0, writers wait for a compaction. At least `level0_tables`.
+    /// Number of tables in level 0 that stalls writers until a compaction; at least
+    /// `level0_tables`.
     pub level0_stop: usize,
-    /// Bytes of level 1, beyond which its tables are merged into level 2.
+    /// Size of level 1, in bytes, beyond which its tables are compacted into level 2.
     pub level1_bytes: u64,
-    /// How much larger each level is than the one above.
+    /// Size of each level, as a multiple of the one above.
     pub level_ratio: u64,
     /// Levels below level 0, from 1 to 12.
     pub levels: usize,
-    /// Operations of one compute server that write at a time; others wait.
+    /// Maximum number of concurrent writes of one compute server; others wait.
     pub writers: usize,
-    /// Merges of the tree that run at a time. Those on a memory server share its cores with
-    /// requests, so choose fewer than it has.
+    /// Maximum number of concurrent compactions of the tree. Those on a memory server share its
+    /// cores with requests, so choose fewer than it has.
     pub workers: usize,
-    /// So many records of tables that a scan READs for nothing, because they are removed, are
-    /// merged at once.
+    /// Number of removed records in tables that a scan may READ in vain. Beyond it, they are
+    /// compacted at once.
     pub most_hidden: u64,
     /// Where compactions run.
     pub merges: CompactionPlace,
@@ -126,21 +127,21 @@ impl DlsmOptions {
         self.level1_bytes.saturating_mul(self.level_ratio.saturating_pow(deeper))
     }
 
-    /// The extents of `extent_bytes` bytes that the flush of a MemTable takes at most (S1). A
-    /// record takes less in a table, with its part of the index, than in a MemTable, but for the
-    /// paper's index, which has an entry for each.
+    /// Maximum number of extents of `extent_bytes` bytes that the flush of a MemTable takes (S1). A
+    /// record takes less space in a table, with its part of the index, than in a MemTable, except
+    /// with the paper's index, which has an entry for each record.
     pub(super) fn flush_extents(&self, memtable_bytes: usize, extent_bytes: u64) -> u64 {
         let memtable_bytes = memtable_bytes as u64;
         let bytes = match self.index {
             IndexKind::Compact | IndexKind::Blocks { .. } => memtable_bytes,
             IndexKind::Full { .. } => memtable_bytes + memtable_bytes / 2,
         };
-        // Each table that it is divided into has an extent that is not full.
+        // The last extent of each table that it becomes is only partly filled.
         bytes.div_ceil(extent_bytes) + 1 + memtable_bytes / (2 * self.table_bytes)
     }
 
-    /// The extents that compactions can count on (S2): for one output. Each source keeps an extent
-    /// of which it has given back only a part.
+    /// Number of extents that compactions can count on (S2): enough for one output, and one for
+    /// each source, whose first extent is freed only when all of it has been read.
     pub(super) fn compaction_extents(&self, extent_bytes: u64) -> u64 {
         let sources = MAX_LEVEL0 as u64 + 1;
         (self.table_bytes + self.table_bytes / 4).div_ceil(extent_bytes) + 4 + sources
@@ -155,13 +156,15 @@ impl DlsmOptions {
         }
     }
 
-    /// The extents beside those for the MemTables, as long as the active one takes everything: for
-    /// merges, and for the flush of a MemTable that takes only what shrinks the tree.
+    /// Number of extents to leave unused besides those reserved for flushes, while the active
+    /// MemTable accepts every write: for a compaction, and for the flush of a MemTable that accepts
+    /// only what shrinks the tree.
     pub(super) fn spare_extents(&self, memtable_bytes: usize, extent_bytes: u64) -> u64 {
         self.compaction_extents(extent_bytes) + self.flush_extents(memtable_bytes, extent_bytes)
     }
 
-    /// What bulk loads leave, and what compactions that are not in pieces leave.
+    /// The numbers of extents that bulk loads leave unused, and that compactions other than those
+    /// in pieces do.
     pub(super) fn kept(&self, extent_bytes: u64) -> (u64, u64) {
         let spare = self.spare_extents(self.memtable.bytes, extent_bytes);
         (spare, self.compaction_extents(extent_bytes))

@@ -10,11 +10,11 @@ pub enum CompactionPlace {
     Compute,
     /// On memory servers, if they can.
     Memory,
-    /// Where they would end first, by what they have cost so far.
+    /// On the side that is expected to end first, by the costs measured so far.
     ByCost,
 }
 
-/// One decision in this many is the contrary one, so that a side that was slow is tried again.
+/// One decision in this many picks the other side, so that a side that was slow is tried again.
 const CONTRARY: u64 = 100;
 /// The share of a new measurement in an average: one part in this many.
 const SHARE: f64 = 16.0;
@@ -32,7 +32,7 @@ pub(super) struct CompactionCosts {
 struct PlacementSide {
     /// Nanoseconds for each word of input. 0 if none was measured.
     ns_per_word: f64,
-    /// Words of input of compactions that are under way.
+    /// Words of input of running compactions.
     under_way: u64,
 }
 

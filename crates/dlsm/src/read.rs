@@ -13,7 +13,7 @@ use farleaf_page::table::{
     KeyBuf, MAX_SEQUENCE, RecordKind, SsTableLookup, TableKey, VisibleVersion, pick,
 };
 
-/// READs of a record that is damaged.
+/// Attempts to READ a record that looks damaged.
 const READS: u32 = 2;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {

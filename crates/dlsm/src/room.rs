@@ -1,5 +1,5 @@
-//! Room for more: what a full memory pool still takes, and compactions that need little memory to
-//! give more back.
+//! A full memory pool: which writes a tree still accepts, and compactions that free memory while
+//! they need little of it.
 //!
 //! The extents of a tree are promised before they are needed. A MemTable takes writes only if the
 //! extents for its flush are promised, and merges always find those for an output. In a full pool
@@ -10,9 +10,9 @@
 //!                            | promised to  | one output | a MemTable
 //! extents of the tree        | MemTables    | of a merge | that shrinks
 //! a MemTable that takes ...  |              |            |
-//!   Takes::Everything        | needs        | yes        | yes
-//!   Takes::Shrinking         | needs        | yes        |
-//!   Takes::Nothing           | (none)       | needs      |
+//!     Intake::Everything     | needs        | yes        | yes
+//!     Intake::Shrinking      | needs        | yes        |
+//!     Intake::Nothing        | (none)       | needs      |
 //! ```
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
@@ -47,13 +47,15 @@ use farleaf_pool::remote::ROOT_SERVER;
 const FULL_NS: u64 = 1_000_000_000;
 /// The same after a failure, for tasks in the background.
 const UNREACHED_NS: u64 = 100_000_000;
-/// Waits for extents that operations in flight still read, before a smaller output is begun.
+/// Maximum number of waits for extents that operations in flight still read, before a smaller
+/// output is begun.
 const PINNED_WAITS: u32 = 50;
 /// The length of such a wait, in nanoseconds.
 const PINNED_NS: u64 = 1_000_000;
-/// So many records are merged for each that scans READ for nothing.
+/// The tombstones that scans READ in vain are compacted if the tables have at most this many
+/// records for each of them.
 const HIDDEN_PART: u64 = 8;
-/// The fewest extents that an output of a compaction in pieces is begun with.
+/// Minimum number of extents that an output of a compaction in pieces is begun with.
 const MIN_PIECE_EXTENTS: u64 = 4;
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
@@ -72,8 +74,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             return Ok(false);
         }
         if takes == Intake::Shrinking {
-            // Tasks in the background own ahead. Without any, the memory servers may not have been
-            // asked yet; each write would go on to look its key up.
+            // Background tasks allocate ahead. Without any, ask the memory servers first: `shrinks`
+            // has to look the key up.
             if self.shard.workers().0 == 0 {
                 self.own_ahead().await;
                 if self.shard.grow(Intake::Everything) {
@@ -87,7 +89,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if takes == Intake::Nothing && self.shard.grow(Intake::Shrinking) {
             return Ok(false);
         }
-        // Merges beside one another have extents that come back: what shrinks the tree is not
+        // Concurrent compactions will give extents back, so a write that shrinks the tree is not
         // refused at once.
         if self.until_room(wait, takes == Intake::Nothing).await? {
             return Ok(false);
@@ -95,7 +97,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Err(IndexError::OutOfMemory { server: ROOT_SERVER })
     }
 
-    /// Whether the merged tree has no more bytes after an operation than before.
+    /// Whether the tree, once compacted, has no more bytes after an operation than before.
     async fn shrinks(&self, key: &[u8], action: &EditAction<&[u8]>) -> Result<bool, IndexError> {
         let found = self.value_of(key).await?;
         Ok(match (action, found) {
@@ -120,8 +122,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         })
     }
 
-    /// Makes room, or waits until tasks in the background have. Returns whether it is worth another
-    /// look; otherwise nothing is to be gained.
+    /// Frees memory, or waits until background tasks have. Returns whether to try again. If not, no
+    /// more can be freed.
     async fn until_room<'h>(
         &'h self,
         wait: &mut Option<BoundedWait<'h, F>>,
@@ -143,7 +145,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
         if wait.works_itself(shard) {
             match self.make_room().await {
-                // Merges under way have the extents, which come back.
+                // Running compactions hold the extents, and will give them back.
                 Err(IndexError::OutOfMemory { .. })
                     if shard.workers().0 > 0 && wait.looks_again() =>
                 {
@@ -158,8 +160,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(true)
     }
 
-    /// Makes sure that the tree has so many extents that are free or resting. Returns whether it
-    /// has: the memory servers may have no more.
+    /// Makes sure that at least `extents` extents of the tree are free or resting. Returns false if
+    /// the memory servers have no more memory.
     async fn own(&self, extents: u64) -> Result<bool, IndexError> {
         let now_ns = self.fabric().now_ns();
         if self.shard.space.available().0 >= extents {
@@ -195,13 +197,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         match self.own_next().await {
             Ok(true) => _ = self.shard.grow(Intake::Everything),
             Ok(false) => {}
-            // Writers that need it learn of this by themselves.
+            // Writers that need the memory will get the error themselves.
             Err(_) => self.shard.needs.note_full_pool(now_ns + UNREACHED_NS),
         }
     }
 
-    /// Makes room for a MemTable that takes everything: by chunks, flushes and merges in pieces,
-    /// until there is enough or everything is merged.
+    /// Frees memory until the active MemTable can accept every write: allocates chunks, flushes,
+    /// and compacts in pieces, until there is enough or everything is compacted.
     pub(super) async fn make_room(&self) -> Result<(), IndexError> {
         let is_exhausted = !self.find_room().await.inspect_err(|_| {
             self.shard.looked_for_room(false);
@@ -216,7 +218,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if self.own_next().await? && shard.grow(Intake::Everything) {
             return Ok(true);
         }
-        // What the active MemTable removes may be worth more than its flush takes.
+        // The removals in the active MemTable may free more than its flush takes.
         if shard.has_gained() {
             let active = Arc::clone(&shard.pin().active);
             self.close_in_full_pool(&active)?;
@@ -234,7 +236,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let Some((sources, into)) = next_for_room(&shard.pin()) else { break };
             self.compact_in_pieces(&merging, sources, (into, None)).await?;
         }
-        // What operations in flight still read comes back, too.
+        // Extents that operations in flight still read will come back, too.
         for _ in 0..PINNED_WAITS {
             if shard.has_landed() {
                 break;
@@ -247,9 +249,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(shard.grow(Intake::Everything))
     }
 
-    /// Merges the tombstones at the beginning of a range, and what they hide, if a scan has met
-    /// many of them or a flush has written them: scans of the head of a queue would READ them all,
-    /// again and again. Returns whether it has.
+    /// Compacts the tombstones at the beginning of a range, and what they hide, if a scan has met
+    /// many of them or a flush has written them. Scans of the head of a queue would otherwise READ
+    /// them all, again and again. Returns whether it has.
     pub(super) async fn compact_hidden(&self) -> Result<bool, IndexError> {
         let shard = &self.shard;
         let Some((first, end, records)) = shard.needs.take_hidden() else { return Ok(false) };
@@ -262,8 +264,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         Ok(true)
     }
 
-    /// The tables with keys before `end`, and the deepest level that has one. `None` if that is not
-    /// worth it: they have much more before it than `records` records.
+    /// The tables with keys before `end`, and the deepest level that has one. `None` if compacting
+    /// them is not worth it, because they have many more records there than the `records` to be
+    /// dropped.
     fn before(
         &self,
         (first, end): (KeyBuf, &KeyBuf),
@@ -311,7 +314,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         (into, end): (usize, Option<KeyBuf>),
     ) -> Result<(), IndexError> {
         let mut run = {
-            // Not kept: a pinned version keeps what is given back.
+            // Do not keep this version: it would pin what is given back.
             let version = self.shard.pin();
             let below = version.levels[into + 1..].iter().flatten();
             let options = CompactionOptions {
@@ -406,8 +409,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 /// Tables of which a part was merged, with what is left.
 type CompactedParts = Vec<(Arc<SsTable>, Arc<SsTable>)>;
 
-/// What is merged next to make room: level 0 into the first level that has tables, then all levels
-/// into the deepest of these. `None` if all is in one level.
+/// The next compaction that makes room: of level 0 into the first level that has tables, then of
+/// all levels into the deepest of these. `None` if all tables are in one level.
 fn next_for_room(version: &TreeVersion) -> Option<(Vec<Vec<Arc<SsTable>>>, usize)> {
     let (level0, others) = version.levels.split_first()?;
     let filled: Vec<usize> =

@@ -1,4 +1,4 @@
-//! Scans: a compaction of cursors over MemTables and tables, in both directions, as of one bound.
+//! Scans: a merge of cursors over MemTables and tables, in both directions, as of one bound.
 //!
 //! A scan takes a snapshot, waits until its bound is settled and pins a version *then*. Merges keep
 //! what the snapshot sees, so nothing that the scan must see is missing in the version.
@@ -20,7 +20,7 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::ops::{Bound, Range};
 
-/// The most words of a READ of a table.
+/// Maximum number of words of one READ of a table.
 const MAX_WORDS: u64 = 32_768;
 /// Records beyond a source's share of a scan that it READs at once: a scan may begin at the end of
 /// a group, which has so many.
@@ -46,22 +46,22 @@ enum ScanSource<'v> {
     Tables(SsTableSource<'v>),
 }
 
-/// Tables with ascending keys, of which a part is here.
+/// A run of tables with ascending keys, of which a part has been READ.
 struct SsTableSource<'v> {
-    /// Those that are not begun, in the order of the scan.
+    /// The tables that are not begun, in the order of the scan.
     tables: Vec<&'v Arc<SsTable>>,
     /// The table that is read, and the words of it that the scan may want.
     now: Option<(&'v Arc<SsTable>, Range<u32>)>,
     run: Option<RecordRun<Vec<u64>>>,
-    /// Records of the run that were passed.
+    /// Number of records of `run` that were passed.
     passed: usize,
     /// Words of its tables inside the scan's bounds, and about how many records they have. All
     /// tables but the first one count as a whole.
     words: u64,
     records: u64,
-    /// About so many words the scan still wants.
+    /// Estimated number of words that the scan still wants from this source.
     left: u64,
-    /// Once these are READ, so many come next, then twice as many each time.
+    /// Number of words to READ next, once `left` are READ. It doubles each time.
     more: u64,
     /// Ascending: the last key passed. Descending: the key's newest version so far.
     last: Option<SourceEntry>,
@@ -202,7 +202,7 @@ impl<'v> SsTableSource<'v> {
             Some(key) => table.index.seek(KeyBuf::from_bytes(key).key()).map_err(damaged)?,
             None => 0,
         };
-        // Of a table that is there in part, the words before are not (S3).
+        // The words of a table before its lower bound may have been given back (S3).
         let start = match &table.meta.clip.lower {
             Some(lower) => start.max(table.index.seek(lower.key()).map_err(damaged)?),
             None => start,
@@ -430,7 +430,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let first = all(sources.iter_mut().map(|source| source.next(self, scan, bound))).await;
         let mut heads = first.into_iter().collect::<Result<Vec<_>, _>>()?;
         let (mut records, mut bytes) = (Vec::new(), 0);
-        // Records and tombstones of tables that were READ for nothing, before the first result.
+        // Removed records and tombstones in tables that were READ in vain before the first result.
         let (mut hidden, mut range_hidden) = (0, None);
         while records.len() < scan.limit && (records.len() < 2 || bytes <= most_bytes) {
             let comes_first = |one: &SourceEntry, other: &SourceEntry| {

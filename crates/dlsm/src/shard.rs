@@ -36,24 +36,26 @@ const NO_MEMTABLE: MemTableOptions =
 pub struct LsmShard {
     /// Its number in the directory.
     pub(super) id: u64,
-    /// With the smallest MemTables that it may have: they bound keys and values.
+    /// The options, with the smallest MemTables that the tree may get, which bound the lengths of
+    /// keys and values.
     pub(super) options: DlsmOptions,
     /// Closed while this process is not to use the tree.
     pub(super) gate: TreeGate,
     /// The epoch in which this process has the shard; 0 if it has not opened it.
     opened: AtomicU64,
-    /// The MemTable of a tree that is not open. It takes nothing.
+    /// The MemTable of a tree that is not open. It accepts no writes.
     none: Arc<MemTable>,
     /// The size of the next MemTable and of its filter, in bytes.
     memtable_bytes: AtomicU64,
     filter_bytes: AtomicU64,
     pub(super) sequences: Arc<Sequences>,
     pub(super) space: Arc<ExtentSpace>,
-    /// Those of its compute server.
+    /// The writers of its compute server, which all of its shards share.
     pub(super) writers: Arc<IdleWriters>,
-    /// Raised when the version has changed, and when a right or a worker has gone.
+    /// Raised when the version has changed, and when a right was given back or a background task
+    /// has ended.
     pub(super) changed: ChangeSignal,
-    /// Raised by everything that flushes and compactions do, so that waiting for them has a bound.
+    /// Counts the progress of flushes and compactions, so that waits for them can be bounded.
     steps: AtomicU64,
     pub(super) compaction_costs: Mutex<CompactionCosts>,
     pub(super) needs: TreeNeeds,
@@ -65,15 +67,15 @@ struct LsmShardState {
     version: Arc<TreeVersion>,
     /// Flushed MemTables, whose memory is used again once nothing pins them.
     retired: Vec<Arc<MemTable>>,
-    /// Tables and outputs so far.
+    /// Number of tables and outputs so far.
     tables: u64,
-    /// Merge jobs on memory servers so far.
+    /// Number of compaction jobs on memory servers so far.
     jobs: u64,
-    /// The rights that handles have: to flush, to merge alone, and to edit.
+    /// Which rights are taken: to flush, to merge alone, and to edit the directory.
     taken: [bool; 3],
-    /// What compactions beside one another have claimed, by lane (V7).
+    /// The claims of concurrent compactions, by lane (V7).
     claims: BTreeMap<u8, CompactionClaim>,
-    /// Operations that wait for the right to flush, to merge, and to edit.
+    /// Number of operations that wait for the right to flush, to merge, and to edit.
     waiting: [usize; 3],
     /// Tasks that flush and merge in the background.
     workers: usize,
@@ -84,14 +86,14 @@ struct LsmShardState {
     owner: u64,
     /// The epoch in which this process has the shard; 0 if it has not opened it.
     epoch: u64,
-    /// The directory may have given it to this process.
+    /// Whether the directory may have given the shard to this process.
     is_opening: bool,
     /// An epoch that this process leaves, if the directory may not have ended it.
     leaves: Option<u64>,
     /// The number of the latest change in the directory, and a change that may be made there.
     edit: u64,
     pending: Option<Arc<PendingChange>>,
-    /// The keys that the tree has when it is opened next.
+    /// The key range of the tree from its next opening on.
     clip: SsTableClip,
     lent: SharedSsTables,
     counts: TreeCounts,
@@ -130,11 +132,11 @@ pub(super) struct OpenedShard {
     pub(super) lent: BTreeMap<u64, Arc<ExtentLease>>,
 }
 
-/// A right that one handle at a time has (V2).
+/// A right that one handle at a time can have (V2).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TreeRight {
     Flush,
-    /// To merge alone. Merges of what is due run beside one another.
+    /// To merge alone. Other compactions that are due run concurrently.
     Merge,
     /// To change the directory.
     Edit,
@@ -269,12 +271,12 @@ impl LsmShard {
         tables.chain(state.lent.leases()).flat_map(|lease| lease.extents()).copied().collect()
     }
 
-    /// The keys of the tree. Its tables can have others.
+    /// The key range of the tree. Its tables can have keys outside it.
     pub fn clip(&self) -> SsTableClip {
         self.pin().clip.clone()
     }
 
-    /// Sets the keys that the tree has from its next opening on.
+    /// Sets the key range of the tree from its next opening on.
     pub(super) fn set_clip(&self, clip: SsTableClip) {
         lock(&self.state).clip = clip;
     }
@@ -284,8 +286,8 @@ impl LsmShard {
         !lock(&self.state).lent.is_empty()
     }
 
-    /// Notes that of the tables that were lent, only these still are.
-    /// Returns whether another one has come back.
+    /// Notes that only the tables in `lent` are still lent. Returns whether another one has come
+    /// back.
     pub(super) fn keep_lent(&self, epoch: u64, lent: &BTreeSet<u64>) -> bool {
         let mut state = lock(&self.state);
         if state.epoch != epoch {
@@ -310,7 +312,8 @@ impl LsmShard {
 
     /// Sets the sizes of the next MemTables, which are at least those of the options.
     pub(super) fn resize(&self, memtable: &MemTableOptions) {
-        // A table with the one size and the other's filter is as good as any.
+        // Two concurrent calls may mix the size of one and the filter of the other, which does no
+        // harm.
         self.memtable_bytes.store(memtable.bytes as u64, Ordering::Relaxed);
         self.filter_bytes.store(memtable.filter_bytes as u64, Ordering::Relaxed);
         self.space.keep((self.kept_for(Intake::Everything), self.kept_for(Intake::Shrinking)));
@@ -433,14 +436,15 @@ impl LsmShard {
         memtables.map(|table| self.flush_extents(table.options().bytes)).sum()
     }
 
-    /// What must be there beside the promised extents if the active MemTable takes this: for a
-    /// merge, and for a MemTable that takes what shrinks the tree (S2).
+    /// Number of extents that must be available besides the promised ones if the active MemTable
+    /// accepts `takes`: for a compaction, and for a MemTable that accepts what shrinks the tree
+    /// (S2).
     fn kept_for(&self, takes: Intake) -> u64 {
         match takes {
             Intake::Everything => {
                 let extent_bytes = self.space.extent_bytes();
                 let spare = self.options.spare_extents(self.memtable().bytes, extent_bytes);
-                // Merged anew, each table may leave an extent of its own that is not full.
+                // Compacted again, each table may end in an extent that is partly filled.
                 let of_table = (self.options.table_bytes / extent_bytes).max(1);
                 spare + self.space.usage().leased / of_table
             }
@@ -449,18 +453,18 @@ impl LsmShard {
         }
     }
 
-    /// Promises so many extents to flushes, if that leaves enough (S1, S2).
+    /// Promises `extents` extents to flushes, if enough others are left (S1, S2).
     fn promise(&self, takes: Intake, extents: u64) -> bool {
         self.space.promise(extents, self.kept_for(takes), takes == Intake::Nothing)
     }
 
-    /// Promises to flushes what the MemTables of `version` need, which is not more than before.
+    /// Promises to flushes what the MemTables of `version` need, which is no more than before.
     fn promise_to(&self, version: &TreeVersion) {
         self.promise(Intake::Nothing, self.promised(version));
     }
 
-    /// Lets the active MemTable take this, if there are extents for its flush and what must be
-    /// there beside. Returns whether it does.
+    /// Lets the active MemTable accept `takes`, if enough extents are available for its flush, and
+    /// besides (S1, S2). Returns whether it does.
     pub(super) fn grow(&self, takes: Intake) -> bool {
         let mut state = lock(&self.state);
         if state.version.takes >= takes {
@@ -477,7 +481,7 @@ impl LsmShard {
         true
     }
 
-    /// The extents that must be free or resting for the next MemTable to take everything.
+    /// Number of extents that must be free or resting for the next MemTable to accept every write.
     pub(super) fn wanted_extents(&self) -> u64 {
         let state = lock(&self.state);
         let promised = self.promised(&state.version);
@@ -489,21 +493,22 @@ impl LsmShard {
         self.kept_for(Intake::Shrinking)
     }
 
-    /// Asks the tasks in the background for room.
+    /// Asks the background tasks to free memory.
     pub(super) fn ask_for_room(&self) {
         if self.needs.ask_for_room() {
             self.changed.raise();
         }
     }
 
-    /// Room was looked for. `is_exhausted`: everything is merged, and there is too little.
+    /// Notes the end of a search for memory. `is_exhausted`: everything is compacted, and memory is
+    /// still short.
     pub(super) fn looked_for_room(&self, is_exhausted: bool) {
         let flushes = self.counts().flushes;
         self.needs.looked_for_room(is_exhausted.then_some(flushes));
         self.changed.raise();
     }
 
-    /// Whether compactions cannot make enough room, as far as is known.
+    /// Whether compactions cannot free enough memory, as far as is known.
     pub(super) fn is_exhausted(&self) -> bool {
         let (flushes, is_flushed) = {
             let state = lock(&self.state);
@@ -518,8 +523,8 @@ impl LsmShard {
         self.needs.gained() >= extents * self.space.extent_bytes()
     }
 
-    /// Notes that tombstones hide so many records in tables, from the first key on and before the
-    /// second one.
+    /// Notes that tombstones hide `records` records in tables, in the range from the first key,
+    /// inclusive, to the second one, exclusive.
     pub(super) fn note_hidden(&self, range: (&[u8], &[u8]), records: u64) {
         let (first, end) = range;
         if records >= self.options.most_hidden && end.len() <= MAX_KEY_BYTES {
@@ -559,32 +564,32 @@ impl LsmShard {
         HeldRight::begin(shard, TreeRight::Flush).map(|held| FlushRight { _held: held })
     }
 
-    /// The right to merge alone. `None` if another handle has it, or merges.
+    /// The right to merge alone. `None` if another handle has it, or if another compaction runs.
     pub(super) fn begin_compaction(shard: &Arc<Self>) -> Option<CompactionRight> {
         if !lock(&shard.state).claims.is_empty() {
             return None;
         }
         let held = HeldRight::begin(shard, TreeRight::Merge)?;
-        // None begins from now on, but one may have begun in between.
+        // From now on no other compaction begins, but one may have begun just before.
         let is_alone = lock(&shard.state).claims.is_empty();
         is_alone.then_some(CompactionRight { lane: 0, _alone: Some(held), _beside: None })
     }
 
-    /// Whether a compaction beside others may begin.
+    /// Whether another concurrent compaction may begin.
     pub(super) fn has_lane(&self) -> bool {
         let state = lock(&self.state);
         state.has_lane(&self.options)
     }
 
-    /// The current version, and what compactions that are under way have claimed of it.
+    /// The current version, and the claims of running compactions on it.
     pub(super) fn pin_with_claims(&self) -> (Arc<TreeVersion>, Vec<CompactionClaim>) {
         let state = lock(&self.state);
         (Arc::clone(&state.version), state.claims.values().cloned().collect())
     }
 
-    /// The right to merge `sources`, which `claim` names, beside others (V7). `None` if it is not
-    /// to be had: the version has not all of them in their levels any more, the claims have
-    /// changed, or an operation waits for the right to merge alone.
+    /// The right to merge `sources`, which `claim` names, concurrently with other compactions (V7).
+    /// `None` if the sources are not all in their levels any more, if other claims now conflict, or
+    /// if an operation waits for the right to merge alone.
     pub(super) fn begin_merge_of(
         shard: &Arc<Self>,
         claim: CompactionClaim,
@@ -594,7 +599,7 @@ impl LsmShard {
         let mut state = lock(&shard.state);
         // Not by id: a table that has moved to another level keeps its own.
         let is_there = |table| state.version.tables().any(|other| Arc::ptr_eq(other, table));
-        // A change that may still be made takes tables away that are still there.
+        // A pending change may remove tables that are still in the version.
         if !state.has_lane(&shard.options)
             || state.pending.is_some()
             || !sources.iter().flatten().all(is_there)
@@ -686,7 +691,7 @@ impl LsmShard {
         state.claims.len() as u64 + alone
     }
 
-    /// Counts a writer that found no room.
+    /// Counts a write stall.
     pub(super) fn count_stall(&self) {
         lock(&self.state).counts.stalls += 1;
     }
@@ -703,7 +708,7 @@ impl LsmShard {
 }
 
 impl LsmShardState {
-    /// Whether another compaction may run beside those that do.
+    /// Whether another concurrent compaction may begin.
     fn has_lane(&self, options: &DlsmOptions) -> bool {
         let right = TreeRight::Merge as usize;
         !self.taken[right] && self.waiting[right] == 0 && self.claims.len() < options.workers
@@ -741,8 +746,8 @@ impl LsmShardState {
         }
     }
 
-    /// Keeps retired MemTables, whose memory is used again if nothing pins them, only in the place
-    /// of closed ones: a tree has room for `most_immutables` of both.
+    /// Limits the number of retired MemTables, which are kept to reuse their memory once nothing
+    /// pins them: a tree has memory for `most_immutables` closed and retired ones together.
     fn keep_few_retired(&mut self, options: &DlsmOptions) {
         let room = options.most_immutables.saturating_sub(self.version.immutables.len());
         let surplus = self.retired.len().saturating_sub(room);
@@ -752,7 +757,7 @@ impl LsmShardState {
     /// The memory of a MemTable of `bytes` bytes that nothing uses any more.
     fn memory(&mut self, bytes: usize) -> Option<Arc<Region>> {
         let mut found = None;
-        // Those of other sizes go, as they are used by nothing.
+        // Retired MemTables of other sizes cannot be reused.
         self.retired.retain(|table| table.options().bytes == bytes);
         for table in std::mem::take(&mut self.retired) {
             if found.is_some() {
@@ -796,18 +801,18 @@ pub(super) struct FlushRight {
 }
 
 impl FlushRight {
-    /// `tables`, whose keys do not overlap, take the place of a closed MemTable (V3).
+    /// Publishes a flush: `tables`, whose keys do not overlap, replace a closed MemTable (V3).
     pub(super) fn flushed(&self, memtable: &Arc<MemTable>, tables: Vec<SsTable>) -> TreeChange {
         let tables = tables.into_iter().map(Arc::new).collect();
         TreeChange::Flushed { memtable: Arc::clone(memtable), tables }
     }
 }
 
-/// A claim. Dropping it ends it.
+/// The claim of a running compaction. Dropping it ends the claim.
 #[derive(Debug)]
 pub(super) struct ClaimGuard {
     shard: Arc<LsmShard>,
-    /// The lane of its jobs.
+    /// The lane of the compaction's jobs on memory servers.
     pub(super) lane: u8,
 }
 
@@ -821,16 +826,16 @@ impl Drop for ClaimGuard {
 /// The right to merge. Dropping it gives it back.
 #[derive(Debug)]
 pub(super) struct CompactionRight {
-    /// Its jobs on memory servers follow one another.
+    /// Its lane: jobs of one lane on memory servers run one after the other.
     pub(super) lane: u8,
-    /// Nothing else merges.
+    /// Held if no other compaction may run.
     _alone: Option<HeldRight>,
-    /// Others merge other tables.
+    /// Held if other compactions may run concurrently.
     _beside: Option<ClaimGuard>,
 }
 
 impl CompactionRight {
-    /// `added` takes the place of `removed`, in `level` (V3).
+    /// Publishes a compaction: `added` replaces `removed`, in `level` (V3).
     pub(super) fn merged(
         &self,
         removed: &[Arc<SsTable>],
@@ -841,7 +846,7 @@ impl CompactionRight {
         TreeChange::Merged { removed: removed.to_vec(), level, added, parts: Vec::new() }
     }
 
-    /// The same, with a part of each of `parts` in the place of the whole (S3).
+    /// As [`CompactionRight::merged`]; also replaces each whole table of `parts` by its part (S3).
     pub(super) fn merged_part(
         &self,
         removed: Vec<Arc<SsTable>>,
@@ -853,7 +858,7 @@ impl CompactionRight {
         TreeChange::Merged { removed, level, added, parts }
     }
 
-    /// `table` goes to `level` as it is.
+    /// Publishes that `table` moves to `level` without being rewritten.
     pub(super) fn moved(&self, table: &Arc<SsTable>, level: usize) -> TreeChange {
         let moved = Arc::new(table.in_level(level));
         TreeChange::Moved { table: Arc::clone(table), level, moved }
@@ -900,7 +905,8 @@ impl ManifestRight {
         self.0.shard.changed.raise();
     }
 
-    /// Begins with what the directory has. `raises` the numbers, unless a planted bug keeps them.
+    /// Opens the tree with what the directory lists. `raises` the sequence counter, unless a
+    /// planted bug keeps it.
     pub(super) fn opened(&self, opened: OpenedShard, raises: bool) -> Result<(), MemTableError> {
         let shard = &self.0.shard;
         let tables = || opened.levels.iter().flatten();
@@ -931,7 +937,7 @@ impl ManifestRight {
         lock(&self.0.shard.state).is_opening = false;
     }
 
-    /// Forgets all of a shard before the directory ends the epoch.
+    /// Drops all state of the shard, before the directory ends the epoch.
     pub(super) fn leaves(&self) {
         let shard = &self.0.shard;
         let mut state = lock(&shard.state);

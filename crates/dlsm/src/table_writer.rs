@@ -14,7 +14,7 @@ use farleaf_page::table::{
     TableKey,
 };
 
-/// Keys of a new index between two chances for other tasks: some 100 µs.
+/// Number of keys of a new index between two yields to other tasks: some 100 µs.
 const STEP_KEYS: usize = 4_096;
 
 /// A table that is being written.
@@ -25,7 +25,7 @@ pub(super) struct SsTableWriter<'h, F: Fabric, L: Layout> {
     pub(super) out: Vec<u64>,
     extents: ExtentWriter<'h, F, L>,
     purpose: ExtentUse,
-    /// Records, and words of them, whose writing is accounted for.
+    /// Records, and their words, whose writing has been charged.
     charged: (u64, u32),
 }
 
@@ -59,7 +59,7 @@ impl<'h, F: Fabric, L: Layout> SsTableWriter<'h, F, L> {
         self.builder.add(key, sequence, kind, value, &mut self.out)
     }
 
-    /// Writes what makes whole WRITEs.
+    /// Posts as many of the buffered words as fill whole WRITEs.
     pub(super) async fn send(&mut self) -> Result<(), IndexError> {
         let whole = self.out.len() / TRANSFER_WORDS * TRANSFER_WORDS;
         if whole > 0 {
@@ -71,8 +71,8 @@ impl<'h, F: Fabric, L: Layout> SsTableWriter<'h, F, L> {
         Ok(())
     }
 
-    /// Waits until everything has landed, so that the extents can be used again. Those that a WRITE
-    /// may still reach wait for the handle's `settle` (K3).
+    /// Abandons the table. Waits until all WRITEs have landed, so that the extents can be used
+    /// again. Those that a WRITE may still reach wait for the handle's `settle` (K3).
     pub(super) async fn abandon(self) {
         drop(self.extents.finish().await);
     }
@@ -119,8 +119,8 @@ impl<'h, F: Fabric, L: Layout> SsTableWriter<'h, F, L> {
     }
 }
 
-/// The error of a table that cannot take a record. MemTables take no such records, and no table of
-/// theirs is so large.
+/// The error for a record that no table can hold. It is not expected: MemTables refuse such
+/// records, and their tables stay below the limit.
 pub(super) fn refused(_: RefusedRecord) -> IndexError {
     IndexError::InvalidArgument("a table cannot take a record; use smaller MemTables")
 }

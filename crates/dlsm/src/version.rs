@@ -20,14 +20,15 @@ use farleaf_page::table::{
     TableKey, VersionChange,
 };
 
-/// What the active MemTable takes, by the memory that there is for its flush and for merges.
+/// Which writes the active MemTable accepts, by the extents that are reserved for its flush and for
+/// compactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Intake {
-    /// Nothing: it has no extents for its flush.
+    /// None: no extents are reserved for its flush.
     Nothing,
-    /// Operations after which the merged tree has no more bytes than before.
+    /// Operations after which the tree, once compacted, has no more bytes than before.
     Shrinking,
-    /// Everything.
+    /// Every write.
     Everything,
 }
 
@@ -36,11 +37,12 @@ pub(super) enum Intake {
 pub(super) enum SwitchOutcome {
     /// This call added the next one.
     Here,
-    /// Another call did.
+    /// Another call added it.
     Before,
-    /// Too many closed ones wait for their flush, or too many tables of level 0 for a compaction.
+    /// A write stall: too many closed MemTables wait for their flush, or level 0 has too many
+    /// tables.
     NoRoom,
-    /// The extents for the next one's flush are not there.
+    /// There are no extents for the flush of the next one.
     NoSpace,
 }
 
@@ -58,14 +60,14 @@ impl SsTable {
         self.meta.footer.table
     }
 
-    /// The same table, as a part of another level.
+    /// The same table, in another level.
     pub(super) fn in_level(&self, level: usize) -> Self {
         let meta = SsTableMeta { level: level as u8, ..self.meta.clone() };
         Self { meta, index: Arc::clone(&self.index), lease: Arc::clone(&self.lease) }
     }
 
-    /// The table without the keys below `next`, which is one of its own, and without the extents
-    /// that have nothing else, unless `is_shared`: other shards use all of them (S3).
+    /// The table from its key `next` on. Gives up the extents that have lower keys only, unless
+    /// `is_shared`: other shards then use all of them (S3).
     pub(super) fn starting_at(
         &self,
         next: &KeyBuf,
@@ -118,25 +120,25 @@ impl SsTable {
 /// A change of a version.
 #[derive(Debug)]
 pub(super) enum TreeChange {
-    /// Tables take the place of a MemTable, in level 0.
+    /// A flush: tables replace a MemTable, in level 0.
     Flushed {
         /// The MemTable, which is closed.
         memtable: Arc<MemTable>,
         /// The tables.
         tables: Vec<Arc<SsTable>>,
     },
-    /// Tables take the place of others.
+    /// A compaction: tables replace others.
     Merged {
-        /// The others.
+        /// The tables that are replaced.
         removed: Vec<Arc<SsTable>>,
-        /// The level of the new ones, which is not level 0.
+        /// The level of the new tables, which is not level 0.
         level: usize,
-        /// The new ones.
+        /// The new tables.
         added: Vec<Arc<SsTable>>,
         /// Tables of which a part was merged, with what is left of each, in its level.
         parts: Vec<(Arc<SsTable>, Arc<SsTable>)>,
     },
-    /// A table goes to another level.
+    /// A table moves to another level without being rewritten.
     Moved {
         /// The table.
         table: Arc<SsTable>,
@@ -148,7 +150,7 @@ pub(super) enum TreeChange {
 }
 
 impl TreeChange {
-    /// Whether it neither adds nor takes away tables: the directory knows nothing of it.
+    /// Whether it neither adds nor removes tables, so that the directory need not know of it.
     pub(super) fn is_of_memory(&self) -> bool {
         match self {
             Self::Flushed { tables, .. } => tables.is_empty(),
@@ -159,7 +161,7 @@ impl TreeChange {
         }
     }
 
-    /// What the directory gets of it.
+    /// The change as an edit of the directory (the manifest).
     pub(super) fn for_directory(&self) -> VersionChange {
         let (removed, added, parts) = match self {
             Self::Flushed { tables, .. } => (&[][..], &tables[..], &[][..]),
@@ -180,15 +182,16 @@ impl TreeChange {
 /// The sources of a tree.
 #[derive(Clone, Debug)]
 pub(super) struct TreeVersion {
-    /// The MemTable that is written to.
+    /// The MemTable that takes the writes.
     pub(super) active: Arc<MemTable>,
-    /// What that one takes.
+    /// Which writes `active` accepts.
     pub(super) takes: Intake,
-    /// Closed ones, the newest first.
+    /// Closed MemTables, the newest first.
     pub(super) immutables: Vec<Arc<MemTable>>,
     /// Level 0, the newest table first, then the others, whose tables ascend and do not overlap.
     pub(super) levels: Vec<Vec<Arc<SsTable>>>,
-    /// The keys of the tree. Its tables can have others, which are not its own any more.
+    /// The key range of the tree. After a split, its tables can have other keys, which belong to
+    /// another shard.
     pub(super) clip: SsTableClip,
 }
 

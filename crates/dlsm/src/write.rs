@@ -1,4 +1,4 @@
-//! Changes: into the active MemTable, and what follows when it is full.
+//! Writes to the active MemTable, and its replacement when it is full.
 //!
 //! *Thread safety*: that of the handle.
 
@@ -52,7 +52,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let next = loop {
                 let link = match edit.step(table, &mut writer) {
                     EditStep::Link(pending) => {
-                        // The number is taken: in the simulator others overtake here.
+                        // The write has its number. In the simulator, other writers can overtake it
+                        // here.
                         self.fabric().charge(Work::ChangeNode).await;
                         pending.link()
                     }
@@ -89,9 +90,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
     }
 
-    /// Makes another MemTable the active one than `full`. Without background tasks, the handle that
-    /// does so flushes `full` and merges what has become due, unless others do. If there is too
-    /// little memory for its flush, the other one does not take everything (S1, S2).
+    /// Replaces `full` as the active MemTable. Without background tasks, the handle that does so
+    /// flushes `full` and runs the compactions that are due, unless others do. If memory for its
+    /// flush is short, the new MemTable does not accept every write (S1, S2).
     pub(super) async fn replace(&self, full: &Arc<MemTable>) -> Result<(), IndexError> {
         let mut wait = self.wait();
         let mut is_stalled = false;
@@ -106,7 +107,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 SwitchOutcome::Before => return Ok(()),
                 SwitchOutcome::Here if workers > 0 => return Ok(()),
                 SwitchOutcome::Here => {
-                    // If it fails, there is still room. The next one tries again.
+                    // If this fails, there is still room, and the next writer tries again.
                     let _ = self.work().await;
                     return Ok(());
                 }
@@ -129,7 +130,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                         continue;
                     }
                     match worked {
-                        // Merges under way have the extents, which come back.
+                        // Running compactions hold the extents, and will give them back.
                         Err(IndexError::OutOfMemory { .. })
                             if workers > 0 && wait.looks_again() =>
                         {
@@ -146,7 +147,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
     }
 
-    /// Makes another MemTable the active one than `full`, which takes what there is memory for.
+    /// Replaces `full` as the active MemTable. The next one accepts what there is memory for.
     pub(super) fn close_in_full_pool(&self, full: &Arc<MemTable>) -> Result<(), IndexError> {
         if self.shard.switch(full, Intake::Shrinking)? == SwitchOutcome::NoSpace {
             self.shard.switch(full, Intake::Nothing)?;

@@ -1,8 +1,8 @@
-//! The writers of a compute server that no operation has.
+//! A pool of idle writers, shared by the shards of a compute server.
 //!
-//! Its shards share one counter of numbers, and so the seats. Each shard prefers writers that have
-//! written to its own MemTables, because these remember where they wrote last. Idle writers keep no
-//! seat from the others: a shard without free seats takes a writer of another one.
+//! The shards share one sequence counter, and with it the seats of writers. Each shard prefers
+//! writers that wrote to its own MemTables last, because these remember their position. An idle
+//! writer blocks no seat: if all seats are taken, a shard takes an idle writer of another one.
 //!
 //! *Thread safety*: any number of threads; a mutex with no other inside.
 

@@ -65,7 +65,7 @@ impl SkipNodeHead {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SkipListLink(u64);
 
-/// Those bits of a link.
+/// The number of bits of a link that hold a place.
 #[derive(Clone, Copy, Debug)]
 struct PlaceBits(u64);
 

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 /// The tables of a bulk load under construction.
 pub struct LoadBuilder<'p, F: Fabric, L: Layout> {
     opened: &'p OpenedParts<F, L>,
-    /// The number of the records in each part; parts have counters of their own.
+    /// The sequence number of the records in each part; parts have counters of their own.
     sequences: Vec<Option<u64>>,
     now: Option<CurrentShardLoad<'p, F, L>>,
     loaded: LoadedSsTables,
@@ -35,7 +35,8 @@ pub struct LoadedSsTables {
 }
 
 impl<K> BuiltContent<K> for LoadedSsTables {
-    /// Shards keep their keys, and compute servers whole shards.
+    /// Boundaries cannot be chosen freely: shards keep their keys, and compute servers whole
+    /// shards.
     fn equal_boundaries(&self, _parts: usize) -> Option<Vec<K>> {
         None
     }
@@ -61,7 +62,7 @@ impl<'p, F: Fabric, L: Layout> LoadBuilder<'p, F, L> {
         let (number, part, shard) = found.ok_or(RemoteError::NotItsKeys)?;
         if now != Some((number, shard)) {
             self.end_tree().await?;
-            // While the last tree was ended, the shard may have been divided.
+            // The shard may have been split while the last tree was completed.
             let (shard, (tree, visit)) = part.enter_at(key).await?;
             if self.sequences.len() <= number {
                 self.sequences.resize(number + 1, None);
@@ -102,7 +103,7 @@ impl<F: Fabric, L: Layout> BulkBuilder<L> for LoadBuilder<'_, F, L> {
         Ok(std::mem::take(&mut self.loaded))
     }
 
-    /// Tables that were finished give their extents back by themselves.
+    /// Dropping the finished tables frees their extents.
     async fn abort(self) {
         if let Some((_, loader, _visit)) = self.now {
             loader.abandon().await;

@@ -8,12 +8,12 @@ use farleaf_index::{BalanceOptions, Boundaries, Encoded, IndexError, PartitionOp
 use farleaf_page::Layout;
 use std::fmt::Debug;
 
-/// The least size of a MemTable that a budget leads to, in bytes.
+/// Minimum size of a MemTable that a budget leads to, in bytes.
 const MIN_MEMTABLE_BYTES: u64 = 64 << 10;
 /// Bytes of a MemTable for each byte of its filter, as in the paper's sizes.
 const FILTER_PART: u64 = 128;
-/// The least number of extents of a chunk of a small shard: chunks stay with their shard, and one
-/// that is mostly empty keeps memory from others.
+/// Minimum number of extents in a chunk of a small shard. Chunks stay with their shard, so a mostly
+/// empty one keeps memory from others.
 const MIN_CHUNK_EXTENTS: u64 = 4;
 /// MemTables have whole pages.
 const PAGE_BYTES: u64 = 4_096;
@@ -26,26 +26,26 @@ fn filter_bytes(memtable_bytes: u64) -> usize {
 /// Options of one compute server.
 #[derive(Clone, Debug, Default)]
 pub struct DlsmServerOptions {
-    /// Each of its trees.
+    /// The options of each of its trees.
     pub tree: DlsmOptions,
-    /// All of its MemTables together have at most so many bytes with their filters, apart from
-    /// flushed ones that operations still read. Tables and levels are as small in proportion. If
-    /// not set, each tree has MemTables of `tree.memtable`.
+    /// Maximum memory of all of its MemTables with their filters, in bytes, apart from flushed ones
+    /// that operations still read. Tables and levels shrink in proportion. If not set, each tree
+    /// has MemTables of `tree.memtable`.
     pub memtable_bytes: Option<u64>,
-    /// The longest value. With `memtable_bytes`, the compute server takes shards of others as long
-    /// as its MemTables hold such a value; if this is not set, as long as it has no more shards
-    /// than at its start.
+    /// Length of the longest value, in bytes. With `memtable_bytes`, the compute server accepts
+    /// shards from others as long as its MemTables can still hold such a value. If this is not set,
+    /// it accepts them as long as it has no more shards than at its start.
     pub longest_value: Option<usize>,
-    /// A shard is divided where keys are to move from its middle, as long as the compute server has
-    /// at most so many shards. With 0, shards move as a whole.
+    /// Maximum number of shards that the compute server may reach by splits. It splits a shard if
+    /// keys from its middle are to move. With 0, shards move as a whole.
     pub most_shards: usize,
 }
 
-/// The least size of an extent that a small pool leads to, in bytes.
+/// Minimum size of an extent that a small pool leads to, in bytes.
 const MIN_EXTENT_BYTES: u64 = 4 << 10;
-/// Parts of a pool, of which a MemTable, and with it a table, has at most one.
+/// A MemTable, and with it a table, has at most one of this many parts of a pool.
 const POOL_PARTS: u64 = 32;
-/// Extents of a pool.
+/// A small pool has about this many extents.
 const POOL_EXTENTS: u64 = 4_096;
 
 impl DlsmServerOptions {
@@ -65,7 +65,7 @@ impl DlsmServerOptions {
         Self { tree: with_memtables(&tree, bytes), ..self.clone() }
     }
 
-    /// The least size of a MemTable, in bytes.
+    /// Minimum size of a MemTable, in bytes.
     fn least_memtable_bytes(&self) -> u64 {
         let longest = self.longest_value.unwrap_or(0) as u64;
         (longest * 4).next_multiple_of(PAGE_BYTES).max(MIN_MEMTABLE_BYTES)
@@ -143,7 +143,7 @@ pub struct ShardedOptions<K> {
     /// Further keys at which shards begin. Each compute server has one shard more than there are of
     /// these in its range.
     pub within: Vec<K>,
-    /// Each compute server.
+    /// The options of each compute server.
     pub server: DlsmServerOptions,
     /// How a balancer samples load, and when it moves shards.
     pub balance: BalanceOptions,

@@ -26,10 +26,11 @@ use std::cell::{OnceCell, Ref, RefCell};
 use std::ops::Bound;
 use std::rc::Rc;
 
-/// How often background tasks check whether they have ended, in nanoseconds: rarely, because each
-/// tree has one on each thread.
+/// Interval at which background tasks check whether they have ended, in nanoseconds. It is long,
+/// because each tree has such a task on each thread.
 const POLL_INTERVAL_NS: u64 = 20_000_000;
-/// How often a thread settles what it has given up, in nanoseconds.
+/// Interval at which a thread settles the extents of the tables that it has given up, in
+/// nanoseconds.
 const SETTLE_NS: u64 = 50_000_000;
 
 /// The trees of a compute server, over one endpoint.
@@ -37,7 +38,7 @@ const SETTLE_NS: u64 = 50_000_000;
 pub(super) struct PartTrees<F: Fabric, L: Layout> {
     pub(super) fabric: F,
     pub(super) server: Arc<DlsmServer<L>>,
-    /// The map of the shards as of a number of changes of the server.
+    /// The shard map, and the server's number of changes when it was copied.
     map: RefCell<(u64, Arc<ShardMap>)>,
     /// A handle of each tree that it has used, by number. They stay, so that others can refer to
     /// them.
@@ -53,7 +54,7 @@ pub struct DlsmPart<F: Fabric, L: Layout> {
     part: Rc<PartTrees<F, L>>,
 }
 
-/// A tree that an operation uses.
+/// A tree that an operation uses, and its visit there.
 pub(super) type EnteredTree<'t, F, L> = (&'t DlsmIndex<F, L>, TreeVisit<'t>);
 
 impl<F: Fabric, L: Layout> PartTrees<F, L> {
@@ -64,7 +65,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         Self { fabric, server: Arc::clone(server), map, handles }
     }
 
-    /// The map of the shards. It stays true of a shard that the caller has entered before.
+    /// The current shard map. It stays valid for every shard that the caller has entered.
     #[inline]
     pub(super) fn map(&self) -> Ref<'_, ShardMap> {
         if self.map.borrow().0 != self.server.changes() {
@@ -86,8 +87,8 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         Ok(handle.get_or_init(|| Box::new(DlsmIndex::new(&shard, extents))))
     }
 
-    /// The tree of a shard that the compute server owns, which neither leaves nor is divided
-    /// meanwhile. The first handle opens it from its directory.
+    /// Enters the tree of a shard that the compute server owns. Until the visit ends, the shard is
+    /// neither left nor split. The first handle opens the tree from its directory.
     #[inline]
     pub(super) async fn enter(&self, shard: usize) -> Result<EnteredTree<'_, F, L>, RemoteError> {
         let tree = self.tree(shard)?;
@@ -101,8 +102,8 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         }
     }
 
-    /// Why a tree cannot be entered. The operation looks again, so a division that has ended is
-    /// settled before.
+    /// The reason why a tree cannot be entered. First settles a split that has ended, because the
+    /// operation will try again.
     #[cold]
     async fn closed(&self, shard: usize) -> RemoteError {
         if self.server.ended_division().is_some_and(|(divided, _)| divided == shard) {
@@ -134,13 +135,14 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         }
     }
 
-    /// Asks which shards divisions have made (L5), after division `ended` if that has ended.
+    /// Asks the directories which shards splits have created (L5). `ended` is the number of a split
+    /// that had ended before, if there was one.
     async fn look_for_splits(&self, ended: Option<u64>) -> Result<(), RemoteError> {
         let rpc = RpcClient::<F, L>::new(self.fabric.clone());
         Ok(self.server.learn_divisions(&divided_shards(&rpc).await?, ended)?)
     }
 
-    /// Finds out what became of a division that has ended, if there is one (L4).
+    /// Finds out the outcome of a split that has ended, if there is one (L4).
     async fn settle_split(&self) -> Result<(), RemoteError> {
         let Some((shard, number)) = self.server.ended_division() else { return Ok(()) };
         if !self.fabric.breaks(DIVISIONS_SETTLED) {
@@ -149,17 +151,17 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         self.look_for_splits(Some(number)).await
     }
 
-    /// Divides the shard that has `low` inside it, so that another one begins there. Returns
-    /// whether it has: the compute server may have as many shards as it can have.
+    /// Splits the shard around `low`, so that another one begins there. Returns false if it cannot
+    /// be split there, such as when the compute server has its maximum number of shards.
     async fn split_shard_at(&self, low: &[u8]) -> Result<bool, RemoteError> {
         self.settle_split().await?;
         let servers = self.fabric.memory_servers();
         if !self.server.can_divide(low, servers) {
             return Ok(false);
         }
-        // For a number that no other compute server has taken.
+        // Needed to choose a number that no other compute server has taken.
         self.look_for_splits(None).await?;
-        // Only a tree that is open is in a directory.
+        // A tree is in a directory only once it has been opened.
         drop(self.enter_at(low).await?);
         let Some((shard, into)) = self.server.begin_division(low, servers) else {
             return Err(RemoteError::Contended { retries: 0 });
@@ -169,7 +171,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         drop(dividing);
         self.settle_split().await?;
         match divided.map_err(RemoteError::from) {
-            // Also if that is not known: the map knows.
+            // Even if the outcome was unknown, the map shows it now.
             _ if self.map().ends(low).0 == Some(low) => Ok(true),
             // Another compute server has just taken the number, or this one has lost the shard.
             Ok(()) | Err(RemoteError::Refused { refusal: Refusal::OtherOwner, .. }) => {
@@ -179,8 +181,8 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         }
     }
 
-    /// The trees that may have keys of `scan`, and what the compute server owned when it had them
-    /// all.
+    /// Enters the trees that may have keys of `scan`. Returns them, and what the compute server
+    /// owned while all of them were entered.
     pub(super) async fn enter_for_scan(
         &self,
         scan: &ScanResult<Vec<u8>>,
@@ -192,8 +194,8 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
             let shards = wanted.flat_map(|place| owned.map.shards(place..place + 1));
             let entered = all(shards.map(|shard| self.enter(*shard))).await;
             let entered = entered.into_iter().collect::<Result<Vec<_>, _>>()?;
-            // Shards that have left in between would be missing in the range's answer, and those
-            // that divisions have made in the records.
+            // Otherwise the scan could answer for keys of a shard that has left, or that was split
+            // off, without its records.
             if self.server.changes() == owned.changes {
                 return Ok((owned, entered));
             }
@@ -218,13 +220,14 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         };
         for shard in shards {
             match self.tree(shard) {
-                // One that has left since then, and was never opened here, has nothing.
+                // A shard that has left since then, and was never opened here, has no MemTable.
                 Ok(_) | Err(RemoteError::Moved) => {}
                 Err(error) => return Err(error),
             }
         }
         let on_open = async |tree: &'t DlsmIndex<F, L>| {
-            // One that is not open has nothing. One that cannot be joined is being left.
+            // A tree that is not open has no MemTable. If a tree cannot be joined, it is being
+            // left.
             if tree.shard.epoch() == 0 {
                 return Ok(());
             }
@@ -261,7 +264,7 @@ impl<F: Fabric, L: Layout> DlsmPart<F, L> {
     }
 }
 
-/// A shard is being divided. Dropping this ends that.
+/// A shard split in flight. Dropping this ends it.
 struct SplitInFlight<'s, L: Layout>(&'s DlsmServer<L>);
 
 impl<L: Layout> Drop for SplitInFlight<'_, L> {
@@ -426,7 +429,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         CacheCounters::default()
     }
 
-    /// No operation waits for one of unknown outcome.
+    /// Always false: no operation on dLSM waits for one of unknown outcome.
     fn has_doubts(&self) -> bool {
         false
     }
@@ -445,7 +448,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         settled
     }
 
-    /// The ends of the key's shard, or the key itself if the shard can be divided there.
+    /// The bounds of the key's shard; or the key itself, if the shard can be split there.
     async fn fences(
         &self,
         key: &L::Key,
@@ -488,7 +491,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         let before = Some(part.server.range());
         part.server.set_range(rest.clone());
         let left = LeftShards { server: &part.server, before };
-        // Of one that was never opened here there is no tree.
+        // A shard that was never opened here has no tree to leave.
         let trees = leaving.iter().filter_map(|shard| part.tree(*shard).ok());
         let outcomes = all(trees.map(DlsmIndex::leave)).await;
         outcomes.into_iter().collect::<Result<(), _>>()?;

@@ -26,7 +26,7 @@ pub struct DlsmPool<F: Fabric, L: Layout> {
     map: Arc<ShardMap>,
     /// Bytes of the memory servers' pools.
     pool_bytes: u64,
-    /// Never set: no operation waits for one of unknown outcome.
+    /// Always false: no operation waits for one of unknown outcome.
     doubtful: Cell<bool>,
     /// The parts that were opened over this endpoint: a load writes into their trees.
     opened: OpenedParts<F, L>,
@@ -88,7 +88,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
         &self.doubtful
     }
 
-    /// A shard's tables go to all of them.
+    /// Nothing to do: a shard's tables use all memory servers.
     fn use_servers(&self, _servers: u16) {}
 
     /// The records go to the trees of the parts that were opened over this endpoint.

@@ -29,7 +29,7 @@ use std::ops::Range;
 /// One compute server.
 #[derive(Debug)]
 pub struct DlsmServer<L: Layout> {
-    /// As they were given, whatever the pool's size.
+    /// The options as given, before they are adapted to the pool's size.
     options: DlsmServerOptions,
     detector: FailureDetector,
     /// Counts the changes of the range.
@@ -40,16 +40,17 @@ pub struct DlsmServer<L: Layout> {
 #[derive(Debug)]
 struct DlsmServerInner<L: Layout> {
     range: OwnedRange<OwnedKey<L>>,
-    /// Once a thread has read the map of the shards.
+    /// `None` until a thread has read the shard map.
     known: Option<KnownShards>,
 }
 
-/// A division of a shard.
+/// A split of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ShardSplit {
-    /// A thread divides it.
+    /// A thread is splitting this shard.
     Now(usize),
-    /// It has ended, and which shards there are is not known yet. The second is its number.
+    /// The split of this shard has ended, but the process does not know yet which shards there are.
+    /// The second field is the split's number.
     Ended(usize, u64),
 }
 
@@ -58,7 +59,7 @@ enum ShardSplit {
 pub(super) struct OwnedShards<L: Layout> {
     pub(super) range: OwnedRange<OwnedKey<L>>,
     pub(super) map: Arc<ShardMap>,
-    /// The places of its shards in the map.
+    /// The positions of its shards in the map.
     pub(super) places: Range<usize>,
     /// [`DlsmServer::changes`].
     pub(super) changes: u64,
@@ -75,14 +76,14 @@ impl<L: Layout> OwnedShards<L> {
 #[derive(Debug)]
 struct KnownShards {
     map: Arc<ShardMap>,
-    /// The places in it of those of its range.
+    /// The positions in the map of the shards of its range.
     owned: Range<usize>,
     dividing: Option<ShardSplit>,
-    /// The number of divisions so far.
+    /// Number of splits so far.
     divisions: u64,
-    /// Of the compute server, with this pool.
+    /// The options of the compute server, adapted to this pool.
     server: DlsmServerOptions,
-    /// Of each tree, with the smallest MemTables that it may have.
+    /// The options of each tree, with the smallest MemTables that it may get.
     options: DlsmOptions,
     writers: Arc<IdleWriters>,
     /// The trees that it has, or had, by number.
@@ -114,7 +115,7 @@ impl<L: Layout> DlsmServer<L> {
     pub(super) fn learn(&self, map: &Arc<ShardMap>, pool_bytes: u64) -> Result<(), IndexError> {
         let mut inner = lock(&self.inner);
         match &inner.known {
-            // It may know of more divisions.
+            // The known map may include more splits.
             Some(known) if known.map.is_of_same_index(map) => return Ok(()),
             Some(_) => {
                 return Err(IndexError::InvalidArgument("this is not the index of before"));
@@ -134,8 +135,8 @@ impl<L: Layout> DlsmServer<L> {
         Ok(())
     }
 
-    /// Notes which shards divisions have made. If the memory servers were asked after division
-    /// `ended` had ended, the gate that it has left closed is opened.
+    /// Notes which shards splits have created. Also opens the gate that a split has left closed, if
+    /// its number is `ended`: the memory servers were asked after it had ended.
     ///
     /// # Errors
     /// [`IndexError::Damaged`] if they make no sense.
@@ -149,7 +150,7 @@ impl<L: Layout> DlsmServer<L> {
         let Some(known) = known else { return Ok(()) };
         let map = known.map.divided(pieces);
         let map = map.ok_or(IndexError::Damaged { at: GlobalAddr::NULL })?;
-        // Another one may have ended since then.
+        // Another split may have ended since then.
         let is_settled = match known.dividing {
             Some(ShardSplit::Ended(_, number)) => Some(number) == ended,
             _ => false,
@@ -164,9 +165,9 @@ impl<L: Layout> DlsmServer<L> {
         Ok(())
     }
 
-    /// Begins to divide the shard that has `low` inside it, and closes its gate. Returns it, and
-    /// the number of the shard that is to begin at `low`. `None` if the compute server cannot have
-    /// another shard, or no shard can begin there, or another division has not ended.
+    /// Begins a split of the shard around `low`, and closes its gate. Returns the shard, and the
+    /// number of the one that is to begin at `low`. `None` if the compute server cannot have
+    /// another shard, or no shard can begin there, or another split has not ended.
     pub(super) fn begin_division(&self, low: &[u8], servers: u16) -> Option<(usize, usize)> {
         let mut inner = lock(&self.inner);
         let known = inner.known.as_mut()?;
@@ -196,7 +197,7 @@ impl<L: Layout> DlsmServer<L> {
         Some((shard, known.map.free_number(shard, low, servers)?))
     }
 
-    /// The division has ended. Its gate stays closed until it is known which shards there are.
+    /// Ends the split. The gate stays closed until the process knows which shards there are.
     pub(super) fn end_division(&self) {
         let mut inner = lock(&self.inner);
         let Some(known) = &mut inner.known else { return };
@@ -206,8 +207,8 @@ impl<L: Layout> DlsmServer<L> {
         }
     }
 
-    /// The shard of a division that has ended, and the division's number, if it is not known yet
-    /// which shards there are.
+    /// The shard and the number of a split that has ended, if the process does not know yet which
+    /// shards there are.
     pub(super) fn ended_division(&self) -> Option<(usize, u64)> {
         match lock(&self.inner).known.as_ref()?.dividing? {
             ShardSplit::Ended(shard, number) => Some((shard, number)),
@@ -298,7 +299,8 @@ impl<L: Layout> DlsmServer<L> {
     fn arrange(&self, range: &OwnedRange<OwnedKey<L>>, known: &mut KnownShards) {
         // Nothing is served of a range that ends within a shard.
         known.owned = shards_of::<L>(&known.map, range).unwrap_or(0..0);
-        // Before any gate: who enters one sees the map of then.
+        // Count the change before any gate opens, so that an operation that enters sees the new
+        // map.
         self.changes.fetch_add(1, Ordering::AcqRel);
         let sizes = known.server.of_each(known.owned.len());
         for (number, tree) in &known.trees {

@@ -21,7 +21,7 @@ use std::ops::Range;
 const MAGIC: u64 = u64::from_le_bytes(*b"Shards\0\x01");
 /// Words before the first boundary.
 const HEAD_WORDS: usize = 4;
-/// The most shards of an index.
+/// Maximum number of shards of an index.
 pub const MAX_SHARDS: usize = 1_024;
 /// Bytes of a boundary.
 const MAX_KEY_BYTES: usize = 256;
@@ -39,7 +39,7 @@ pub(super) struct ShardMap {
     lows: Vec<Vec<u8>>,
     /// The numbers of the shards, in the order of their keys.
     shards: Vec<usize>,
-    /// Those of the index when it was created have the numbers below this one.
+    /// The shards that the index was created with have numbers below this one.
     created: usize,
 }
 

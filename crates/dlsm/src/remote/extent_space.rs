@@ -13,8 +13,8 @@
 //! - lsm.K2. An extent rests for a grace period after its lease has ended, which is when no version
 //!   in use has its table.
 //!
-//! - Extents are promised to the flushes of MemTables (lsm.S1). Merges and bulk loads leave so
-//!   many.
+//! - Extents are promised to the flushes of MemTables: reserved for them (lsm.S1). Compactions and
+//!   bulk loads leave that many unused.
 //!
 //! Extents that a WRITE may still reach when their lease ends are lost; `ExtentClient::settle`
 //! avoids that (lsm.K3). Those that a job may still write to stay leased until it is closed
@@ -44,17 +44,17 @@ pub struct ExtentUsage {
     pub lost: u64,
 }
 
-/// What extents are taken for.
+/// The purpose that extents are taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExtentUse {
-    /// A flush, to which they were promised.
+    /// A flush. Its extents were promised.
     Flush,
-    /// A compaction, which gives back about as many at its end. It leaves what a compaction in
-    /// pieces needs: compactions beside one another could take all.
+    /// A compaction that gives back about as many extents at its end. It leaves those that a
+    /// compaction in pieces needs, because concurrent compactions could take all.
     Merge,
     /// An output of a compaction in pieces, which then gives back what it has read.
     Piece,
-    /// A bulk load, which leaves what merges and flushes need.
+    /// A bulk load, which leaves what compactions and flushes need.
     Load,
 }
 
@@ -97,30 +97,30 @@ pub struct ExtentSpace {
 struct ExtentSpaceInner {
     /// The shard, and the epoch in which this process has it.
     shard: (u64, u64),
-    /// How often the space has begun. Leases of before mean nothing.
+    /// How often [`ExtentSpace::begin`] was called. Leases of earlier times are ignored.
     begun: u64,
     /// Where each extent lies, by its number.
     places: Vec<GlobalAddr>,
     by_place: BTreeMap<GlobalAddr, u32>,
     /// By server: extents that can be leased.
     free: Vec<BTreeSet<u32>>,
-    /// Given back since the last lease, at a time not known here.
+    /// Given back since the last lease. Their grace period begins at the next one.
     ended: Vec<u32>,
-    /// By the time from which they can be used.
+    /// Resting extents, each with the time from which it can be leased.
     resting: VecDeque<(u64, u32)>,
     /// Leased to jobs that were given up, and when the next attempt to close them is due.
     of_jobs: Vec<(JobId, Vec<u32>, u64)>,
     next_server: u16,
-    /// In leases; those in two count once.
+    /// Number of leased extents. An extent in several leases counts once.
     leased: u64,
     /// Of extents in several leases, how many leases there are beside the first.
     shared: BTreeMap<u32, u32>,
     /// Promised to flushes, and how many of these the flush under way has taken.
     promised: u64,
     flushing: u64,
-    /// Kept for merges, and for what only shrinks the tree.
+    /// Number of extents left to compactions, and to what only shrinks the tree.
     kept: u64,
-    /// Kept for merges in pieces.
+    /// Number of extents left to compactions in pieces.
     for_pieces: u64,
     lost: u64,
     /// Borrowed tables that no version in use has any more, and that were not returned yet.
@@ -222,7 +222,7 @@ impl ExtentSpace {
         if inner.shard.1 == epoch { loans.collect() } else { Vec::new() }
     }
 
-    /// These have been returned.
+    /// Forgets borrowed tables that have been returned.
     pub(crate) fn forget_loans(&self, epoch: u64, tables: &[u64]) {
         let mut inner = lock(&self.inner);
         if inner.shard.1 == epoch {
@@ -272,8 +272,8 @@ impl ExtentSpace {
         (inner.kept, inner.for_pieces) = (extents, for_pieces);
     }
 
-    /// Promises `extents` extents to flushes, instead of those of before, if `beside` more are
-    /// there or `is_less`. Returns whether it has (S1).
+    /// Promises `extents` extents to flushes, in place of the former number, if `beside` further
+    /// ones are available or `is_less`. Returns whether it has (S1).
     pub(crate) fn promise(&self, extents: u64, beside: u64, is_less: bool) -> bool {
         let mut inner = lock(&self.inner);
         let has_room = inner.available() + inner.flushing.min(extents) >= extents + beside;
@@ -381,7 +381,7 @@ impl ExtentSpaceInner {
         (free + self.resting.len() + self.ended.len()) as u64
     }
 
-    /// Promised to flushes, without what the flush under way has.
+    /// Extents still promised to flushes: without those that the running flush has taken.
     fn still_promised(&self) -> u64 {
         self.promised.saturating_sub(self.flushing)
     }
@@ -422,11 +422,11 @@ pub struct ExtentLease {
     extents: Vec<u32>,
     /// Where each lies, so that readers need not ask the space.
     places: Vec<GlobalAddr>,
-    /// Extents of the table before these, which it has not any more (S3).
+    /// Number of extents at the beginning of the table that were already given back (S3).
     without: usize,
-    /// No WRITE to them may still land.
+    /// Whether no WRITE to the extents may still land.
     is_settled: bool,
-    /// They were given back.
+    /// Whether the extents were given back.
     has_ended: AtomicBool,
     /// The table, if it was borrowed. Then it has places, and no extents of the space.
     borrowed: Option<u64>,
@@ -479,7 +479,7 @@ impl ExtentLease {
         runs
     }
 
-    /// A lease of its first `extents` extents, which this one has no longer. `None` if there are
+    /// Splits off a lease of the first `extents` extents, which this one loses. `None` if there are
     /// fewer.
     pub(crate) fn split_off_first(&mut self, extents: usize) -> Option<Self> {
         if extents > self.extents.len() {
@@ -510,8 +510,8 @@ impl ExtentLease {
         rest
     }
 
-    /// Notes that a table of so many bytes lies in these extents, without its first ones if there
-    /// are fewer than it had (S3).
+    /// Notes that these extents hold the end of a table of `bytes` bytes. If they are too few for
+    /// all of it, its first extents were given back (S3).
     pub(crate) fn holds_end_of(&mut self, bytes: u64) {
         let all = bytes.div_ceil(self.space.extent_bytes) as usize;
         self.without = all.saturating_sub(self.places.len());

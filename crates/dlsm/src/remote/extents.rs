@@ -26,7 +26,7 @@ use farleaf_pool::remote::{ChunkClient, ChunkUse};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-/// The most words of one READ or WRITE: 64 KiB.
+/// Maximum number of words of one READ or WRITE: 64 KiB.
 pub(crate) const TRANSFER_WORDS: usize = 8192;
 /// READs or WRITEs of one table in flight together.
 const MAX_CONCURRENT: usize = 4;
@@ -44,7 +44,7 @@ pub struct ExtentClient<F: Fabric, L: Layout> {
     chunks: ChunkClient<F, L>,
     space: Arc<ExtentSpace>,
     chunk_bytes: u64,
-    /// Buffers of [`TRANSFER_WORDS`] that no operation has.
+    /// Idle buffers of [`TRANSFER_WORDS`].
     buffers: RefCell<Vec<Arc<Region>>>,
     /// Extents of tables that were given up, to which something may still be written.
     given_up: UnresolvedLeases,
@@ -89,12 +89,12 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         self.chunks.allocate(server, bytes, ChunkUse::Whole { least: bytes }).await
     }
 
-    /// A table of a compaction to be written.
+    /// A writer for an output table of a compaction.
     pub fn writer(&self) -> ExtentWriter<'_, F, L> {
         self.writer_for(ExtentUse::Merge)
     }
 
-    /// A table to be written.
+    /// A writer for a table whose extents are taken for `purpose`.
     pub(crate) fn writer_for(&self, purpose: ExtentUse) -> ExtentWriter<'_, F, L> {
         let servers = self.space.servers(self.fabric().memory_servers()).collect();
         let lease = ExtentLease::new(&self.space);
@@ -192,7 +192,7 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         let _ = self.given_up.settle(&self.space, self.rpc(), now_ns).await;
     }
 
-    /// So many extents of `server`, adjacent if possible.
+    /// Leases this many extents on `server`, adjacent if possible.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -210,8 +210,8 @@ impl<F: Fabric, L: Layout> ExtentClient<F, L> {
         Ok(lease)
     }
 
-    /// Allocates chunks until so many extents are free or resting: what one shard has no other one
-    /// can take (S1).
+    /// Allocates chunks until at least `extents` extents are free or resting. The chunks belong to
+    /// the shard, so no other shard can take them (S1).
     ///
     /// # Errors
     /// [`RemoteError`]: [`RemoteError::OutOfMemory`] if the memory servers have no more.
@@ -363,7 +363,7 @@ struct ExtentWriteInFlight<F: Fabric> {
 pub struct ExtentWriter<'c, F: Fabric, L: Layout> {
     client: &'c ExtentClient<F, L>,
     purpose: ExtentUse,
-    /// In the order in which they are asked for memory.
+    /// The memory servers, in the order in which they are asked for memory.
     servers: Vec<ServerId>,
     lease: ExtentLease,
     /// Words written so far.

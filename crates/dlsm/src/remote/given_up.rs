@@ -90,7 +90,8 @@ impl UnresolvedLease {
 /// What one call of [`UnresolvedLeases::settle`] knows of the servers.
 #[derive(Debug, Default)]
 struct SettleServers {
-    /// Those whose connection was reset: all leases at hand were given up before.
+    /// Servers whose connection this call has reset. That settles all leases at hand, which were
+    /// given up before.
     reset: BTreeSet<ServerId>,
     /// Those that did not answer. They are not waited for again.
     failed: BTreeMap<ServerId, RemoteError>,
@@ -160,7 +161,7 @@ impl UnresolvedLeases {
     ) -> Result<(), RemoteError> {
         let mut outcome = Ok(());
         let mut servers = SettleServers::default();
-        // Dropping them on the way keeps the leases.
+        // If this future is dropped, the leases taken out are given up again, not lost.
         for mut held in self.take(space, now_ns) {
             let Some(doubtful) = &mut held.doubtful else { continue };
             match doubtful.settle(rpc, &mut servers).await {
@@ -175,7 +176,8 @@ impl UnresolvedLeases {
     }
 }
 
-/// A doubtful lease in use, which is given up unless it is settled.
+/// A lease in use that something may still write to. Dropping it gives it up, unless it was
+/// settled.
 #[derive(Debug)]
 pub(crate) struct HeldLease<'c> {
     home: &'c UnresolvedLeases,
@@ -187,7 +189,7 @@ impl<'c> HeldLease<'c> {
         Self { home, doubtful: Some(doubtful) }
     }
 
-    /// The lease, to which nothing is written any more.
+    /// Returns the lease, once nothing can write to it any more.
     pub(super) fn settled(mut self) -> Option<ExtentLease> {
         let mut lease = self.doubtful.take()?.lease;
         lease.set_settled(true);

@@ -1,4 +1,4 @@
-//! Merges that a memory server runs: their requests, and the extents lent to them.
+//! Compactions that a memory server runs: their requests, and the extents lent to them.
 //!
 //! The extents lent to a job are used again only after its close was answered (lsm.J3): a step that
 //! is late writes nothing after that.
@@ -43,7 +43,8 @@ impl<'c, F: Fabric, L: Layout> OffloadedCompaction<'c, F, L> {
         }
     }
 
-    /// Makes a step. Returns whether all is merged, and the words of the outputs' descriptions.
+    /// Has the memory server make one step of the job. Returns whether the job is complete, and the
+    /// encoded descriptions of the outputs.
     ///
     /// # Errors
     /// [`RemoteError`].

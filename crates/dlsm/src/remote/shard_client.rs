@@ -187,9 +187,9 @@ impl<'c, F: Fabric, L: Layout> ShardClient<'c, F, L> {
         self.expect_done(DirectoryRequest::Leave { shard: self.shard, owner, epoch }).await
     }
 
-    /// The same, and divides the shard: shard `into`, whose number must be free, has the keys from
-    /// the one with the words `low` on. Asks once: what has become of it is to be seen in
-    /// [`divided_shards`], after [`ShardClient::leave`].
+    /// As [`ShardClient::leave`], and splits the shard: shard `into`, whose number must be free,
+    /// gets the keys from `low` on. The request is not repeated. If its outcome is unknown, call
+    /// [`ShardClient::leave`]; then [`divided_shards`] shows whether the shard was split.
     ///
     /// # Errors
     /// [`RemoteError`]; the shard may be left and divided if the outcome is unknown.

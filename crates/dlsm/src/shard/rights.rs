@@ -38,18 +38,18 @@ pub(crate) struct FlushRight {
 }
 
 impl FlushRight {
-    /// `tables`, whose keys do not overlap, take the place of a closed MemTable (V3).
+    /// Publishes a flush: `tables`, whose keys do not overlap, replace a closed MemTable (V3).
     pub(crate) fn flushed(&self, memtable: &Arc<MemTable>, tables: Vec<SsTable>) -> TreeChange {
         let tables = tables.into_iter().map(Arc::new).collect();
         TreeChange::Flushed { memtable: Arc::clone(memtable), tables }
     }
 }
 
-/// A claim. Dropping it ends it.
+/// The claim of a running compaction. Dropping it ends the claim.
 #[derive(Debug)]
 pub(crate) struct ClaimGuard {
     pub(super) shard: Arc<LsmShard>,
-    /// The lane of its jobs.
+    /// The lane of the compaction's jobs on memory servers.
     pub(crate) lane: u8,
 }
 
@@ -63,16 +63,16 @@ impl Drop for ClaimGuard {
 /// The right to merge. Dropping it gives it back.
 #[derive(Debug)]
 pub(crate) struct CompactionRight {
-    /// Its jobs on memory servers follow one another.
+    /// Its lane: jobs of one lane on memory servers run one after the other.
     pub(crate) lane: u8,
-    /// Nothing else merges.
+    /// Held if no other compaction may run.
     pub(super) _alone: Option<HeldRight>,
-    /// Others merge other tables.
+    /// Held if other compactions may run concurrently.
     pub(super) _beside: Option<ClaimGuard>,
 }
 
 impl CompactionRight {
-    /// `added` takes the place of `removed`, in `level` (V3).
+    /// Publishes a compaction: `added` replaces `removed`, in `level` (V3).
     pub(crate) fn merged(
         &self,
         removed: &[Arc<SsTable>],
@@ -83,7 +83,7 @@ impl CompactionRight {
         TreeChange::Merged { removed: removed.to_vec(), level, added, parts: Vec::new() }
     }
 
-    /// The same, with a part of each of `parts` in the place of the whole (S3).
+    /// As [`CompactionRight::merged`]; also replaces each whole table of `parts` by its part (S3).
     pub(crate) fn merged_part(
         &self,
         removed: Vec<Arc<SsTable>>,
@@ -95,7 +95,7 @@ impl CompactionRight {
         TreeChange::Merged { removed, level, added, parts }
     }
 
-    /// `table` goes to `level` as it is.
+    /// Publishes that `table` moves to `level` without being rewritten.
     pub(crate) fn moved(&self, table: &Arc<SsTable>, level: usize) -> TreeChange {
         let moved = Arc::new(table.in_level(level));
         TreeChange::Moved { table: Arc::clone(table), level, moved }
@@ -142,7 +142,8 @@ impl ManifestRight {
         self.0.shard.changed.raise();
     }
 
-    /// Begins with what the directory has. `raises` the numbers, unless a planted bug keeps them.
+    /// Opens the tree with what the directory lists. `raises` the sequence counter, unless a
+    /// planted bug keeps it.
     pub(crate) fn opened(&self, opened: OpenedShard, raises: bool) -> Result<(), MemTableError> {
         let shard = &self.0.shard;
         let tables = || opened.levels.iter().flatten();
@@ -173,7 +174,7 @@ impl ManifestRight {
         lock(&self.0.shard.state).is_opening = false;
     }
 
-    /// Forgets all of a shard before the directory ends the epoch.
+    /// Drops all state of the shard, before the directory ends the epoch.
     pub(crate) fn leaves(&self) {
         let shard = &self.0.shard;
         let mut state = lock(&shard.state);

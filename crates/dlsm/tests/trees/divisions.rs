@@ -291,8 +291,8 @@ fn the_directory_divides_once() {
     });
 }
 
-/// A lender that merges nothing looked for what had come back never again: in a full pool its
-/// flushes failed for good beside memory that was free.
+/// A lender that compacted nothing once never asked which lent tables had come back. In a full pool
+/// its flushes then failed for good, although memory was free.
 #[test]
 fn a_lender_without_memory_takes_back_what_was_returned() {
     let provider = local(LocalConfig::default());

@@ -65,9 +65,9 @@ fn shards_conform_on_tcp() {
     conforms(&tcp(), 1, 4);
 }
 
-/// The map of the shards is the root of the pool, and took 1 KiB. A root has the size of a page at
-/// least, so with pages of 4 KiB memory servers refused it: WordNet, which was to be kept in a
-/// cluster with such pages, found one that emptied its memory and tried again for ever.
+/// The shard map is the root of the pool, and once took 1 KiB. A root must have at least the size
+/// of a page, so memory servers with pages of 4 KiB refused it. A cluster with such pages that was
+/// to hold WordNet used up its memory and retried for ever.
 #[test]
 fn a_map_of_shards_is_as_large_as_a_page() {
     type Large = Bytes<512>;

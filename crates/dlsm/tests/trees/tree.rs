@@ -105,7 +105,7 @@ pub(super) fn paper() -> DlsmOptions {
     DlsmOptions { extent_bytes: 768 << 10, chunk_bytes: 1 << 20, ..scaled }
 }
 
-/// READs of each lookup of all keys, and of as many absent ones. Each READ is one record.
+/// READs per lookup of a present key, and per lookup of an absent one. Each READ is one record.
 async fn lookups<F: Fabric>(
     fabric: &F,
     index: &impl RangeIndex<Key = [u8], Value = [u8]>,
