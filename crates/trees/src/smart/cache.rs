@@ -2,8 +2,8 @@
 //! of a node.
 //!
 //! *Invariants*
-//! - smart.C1. A cached slot is a hint: it leads to something that is in the tree below it, but
-//!   perhaps not directly any more, and it may be missing (smart.N1, smart.N3).
+//! - smart.C1. A cached slot is a hint. What it leads to is still in the tree below the slot, but
+//!   other nodes may lie between by now, and newer slots may be missing (smart.N1, smart.N3).
 //! - smart.C2. The copies take at most the given bytes. To make room, the cache evicts those that
 //!   came first.
 //!
@@ -27,11 +27,11 @@ pub(super) struct SmartCache {
 struct RadixNodes {
     /// By path.
     held: BTreeMap<Octets, HeldNode>,
-    /// Paths in the order of their admissions, some of which have left since.
+    /// The eviction queue: paths in the order of admission. Some of their nodes were evicted since.
     queue: VecDeque<(Octets, u64)>,
     bytes: u64,
     admissions: u64,
-    /// How many nodes with a path of so many bytes there are.
+    /// Number of cached nodes by the length of their path, in bytes.
     of_length: BTreeMap<usize, u32>,
 }
 
@@ -42,10 +42,10 @@ struct HeldNode {
     admission: u64,
 }
 
-/// A slot of a cached node, on the way to a key.
+/// The position of a slot in a cached node on the way to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SlotOf {
-    /// How many bytes of the key are the node's path.
+    /// Length of the node's path, in bytes of the key.
     pub(super) depth: usize,
     /// The number of the slot.
     pub(super) number: usize,
@@ -56,8 +56,8 @@ pub(super) struct SlotOf {
 pub(super) enum DescentStart {
     /// At a slot of the deepest cached node on the way.
     Slot(GlobalAddr, RadixSlot, SlotOf),
-    /// At the deepest cached node on the way, which has no slot for the key. Its path has so
-    /// many bytes.
+    /// At the deepest cached node on the way, which has no slot for the key. The last field is the
+    /// length of its path, in bytes.
     Node(GlobalAddr, NodeSize, usize),
     /// At the root slot, as it was last read.
     Root(RadixSlot),
@@ -73,7 +73,7 @@ pub(super) struct KnownNode {
     pub(super) leaves: Vec<RadixSlot>,
 }
 
-/// The words of a copy, and what its path has beyond them.
+/// Size of a cached node in bytes: the copy, and the part of its path that the copy lacks.
 fn bytes_of(node: &NodeCopy) -> u64 {
     (node.words().len() * 8 + node.path.len().saturating_sub(node.form.most_tail())) as u64
 }
@@ -97,7 +97,7 @@ impl RadixNodes {
         }
     }
 
-    /// Drops places in the queue whose nodes have left, once they are the most.
+    /// Drops entries of evicted nodes from the queue, once they are the majority.
     fn tidy_queue(&mut self) {
         if self.queue.len() > 2 * self.held.len() + 16 {
             let held = &self.held;
@@ -177,7 +177,7 @@ impl SmartCache {
     pub(super) fn admit(&self, node: &NodeCopy) {
         let bytes = bytes_of(node);
         if bytes > self.most_bytes {
-            // A descent from a copy of an earlier size would read the node twice.
+            // With the copy of a smaller size, each descent would READ the node twice.
             self.forget(&node.path);
             return;
         }

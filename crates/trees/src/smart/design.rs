@@ -31,10 +31,10 @@ const DIVIDED: u64 = 1 << 15;
 /// SMART with the keys divided among compute servers: only the owner of a key changes its leaf, so
 /// a leaf needs no lock.
 ///
-/// After Lu et al., *DEX* (VLDB 2024), §8.2, which calls it P-SMART. Operations take the side of
-/// the owner by a function call, as those of the other partitioned designs do within a process.
-/// Nodes are shared. Keys do not move, and compute servers must not die: nothing in a leaf says
-/// whose change is torn. The index belongs to the first compute side that opens it, in one process;
+/// After Lu et al., *DEX* (VLDB 2024), §8.2, which calls it P-SMART. Operations use the owner's
+/// state by a function call, as those of the other partitioned designs do within a process. Nodes
+/// are shared. Keys do not move, and compute servers must not die: nothing in a leaf says whose
+/// change is torn. The index belongs to the first compute side that opens it, in one process;
 /// others are refused.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PSmart;
@@ -179,7 +179,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     }
 }
 
-/// A key as the tree has it.
+/// A key in the form in which the tree stores it.
 fn key_of<L: Layout>(key: &L::Key) -> Octets {
     RadixForm::of::<L>().key(key.encoded().as_ref())
 }

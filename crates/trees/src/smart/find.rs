@@ -14,8 +14,8 @@ use farleaf_page::{
 };
 use farleaf_pool::remote::{EntryHold, EntryLocks, MissCause, reverse_of_leaf};
 
-/// Most steps of a descent, beside one for each byte of the key. Each step may have to be repeated
-/// because of what other clients add meanwhile.
+/// Maximum number of steps of a descent, besides one for each byte of the key. A step is repeated
+/// if other clients have added nodes meanwhile.
 const MAX_STEPS: usize = 64;
 
 /// A slot, and what it leads to.
@@ -45,7 +45,7 @@ impl<'k> SlotPlace<'k> {
         Self { at: node.slot_place(0), slot, of, ..self }
     }
 
-    /// How many bytes of the key all keys below the slot have.
+    /// Number of leading bytes that all keys below the slot share with the key.
     pub(super) fn known(&self) -> usize {
         self.of.map_or(0, |of| of.depth + 1)
     }
@@ -79,7 +79,7 @@ pub(super) enum LeafGap<'k> {
         common: usize,
         /// Their next byte.
         byte: u8,
-        /// The word of the slot's child that says where its slot is.
+        /// The word of the slot's child with its reverse pointer.
         reverse: GlobalAddr,
     },
 }
@@ -177,8 +177,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         Err(MissCause::Restart)
     }
 
-    /// The gap above the child of a slot, which has other keys; the slot as it is now, if that has
-    /// another child.
+    /// The gap above a slot's child that has other keys. READs the slot again first; returns the
+    /// slot instead if its child has changed.
     async fn above<'k>(
         &self,
         place: SlotPlace<'k>,
@@ -195,8 +195,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         })
     }
 
-    /// The place that leads to the leaf that took another one's place (radix.B4). Makes the slot
-    /// lead there, too, if it leads to the other one.
+    /// The place of the leaf that has replaced another one (radix.B4). Updates the slot if it still
+    /// leads to the replaced leaf.
     pub(super) fn follow<'k>(
         &self,
         place: SlotPlace<'k>,

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 pub(super) struct SpareMemory {
     pub(super) leaf: Option<LeafMemory>,
     pub(super) node: Option<NodeMemory>,
-    /// Whether a slot may lead there all the same.
+    /// Whether a slot may lead there nevertheless, because the outcome of a CAS is unknown.
     pub(super) in_doubt: bool,
 }
 
@@ -60,7 +60,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         }
     }
 
-    /// The leaf that an operation has taken and not linked, if the record has room there; else a
+    /// The leaf that an earlier attempt has taken and not linked, if the record fits; otherwise a
     /// new one.
     pub(super) async fn spare_leaf(
         &self,
@@ -77,8 +77,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         })
     }
 
-    /// Puts a node above what a slot leads to, with a path of `depth` bytes: its first slot is for
-    /// that, by `byte`, and the next one for a new leaf, if there is one.
+    /// Inserts a node with a path of `depth` bytes between a slot and what it leads to. The node's
+    /// first slot leads there, by `byte`; its second one leads to the new leaf, if there is one.
     async fn link_node(
         &self,
         record: (&[u8], &[u8]),
@@ -125,7 +125,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         self.swap(&place, RadixSlot::leaf(place.byte(), leaf), true, spare).await
     }
 
-    /// WRITEs what no slot leads to yet.
+    /// WRITEs new memory that no slot leads to yet.
     pub(super) async fn write(
         &self,
         parts: &[(GlobalAddr, SmallVec<[u64; 8]>)],
@@ -159,7 +159,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 Ok(())
             }
             Ok(SlotSwap::Not) => {
-                // Whatever is there now is not cached.
+                // The slot has changed: drop the cached copy of its node.
                 self.forget(place);
                 Err(MissCause::Restart)
             }

@@ -1,4 +1,4 @@
-//! Bulk loads: the tree is built from ascending records, and shown by the CAS of the root slot.
+//! Bulk loads: the tree is built from ascending records, and published by the CAS of the root slot.
 //!
 //! Only the nodes on the path to the last key are open. A node or a leaf is written once its place
 //! in its parent is known.
@@ -25,7 +25,7 @@ struct OpenRadixNode {
     slots: Vec<u64>,
 }
 
-/// A part of the tree whose parent is not known yet.
+/// A subtree whose parent is not known yet.
 #[derive(Debug)]
 enum UnlinkedSubtree {
     Leaf(LeafMemory, (Octets, Octets)),
@@ -37,10 +37,11 @@ type NodeWords = SmallVec<[u64; 8]>;
 struct RadixLoad<'a, F: Fabric, L: Layout> {
     index: &'a SmartIndex<F, L>,
     open: Vec<OpenRadixNode>,
-    /// The part with the last key.
+    /// The subtree with the last key.
     last: Option<UnlinkedSubtree>,
     in_flight: VecDeque<(GlobalAddr, NodeWords, F::Op<Buffer>)>,
-    /// Memory of the load that no WRITE in flight may change, but for those above (radix.M2).
+    /// The memory that the load has taken, except for that of `in_flight` and of WRITEs that may
+    /// still land (radix.M2).
     leaves: Vec<LeafMemory>,
     nodes: Vec<NodeMemory>,
     /// Whether the root slot may lead to the tree.
@@ -119,8 +120,9 @@ impl<F: Fabric, L: Layout> RadixLoad<'_, F, L> {
         Ok(count)
     }
 
-    /// Puts the last part into a node whose path has `common` bytes, which the next key has in
-    /// common with the last one, after closing all deeper nodes.
+    /// Closes all open nodes whose paths are longer than `common` bytes, the length of the prefix
+    /// that the next key shares with the last one. Then puts the last subtree into a node with this
+    /// path.
     async fn close_to(&mut self, common: usize, key: &[u8]) -> Result<(), IndexError> {
         while self.open.last().is_some_and(|open| open.path.len() > common)
             && let Some(node) = self.close_last().await?
@@ -135,7 +137,7 @@ impl<F: Fabric, L: Layout> RadixLoad<'_, F, L> {
         self.add_last().await
     }
 
-    /// Puts the last part into the deepest open node.
+    /// Puts the last subtree into the deepest open node.
     async fn add_last(&mut self) -> Result<(), IndexError> {
         let Some(depth) = self.open.last().map(|open| open.path.len()) else { return Ok(()) };
         let Some(last) = self.last.take() else { return Ok(()) };
@@ -154,8 +156,8 @@ impl<F: Fabric, L: Layout> RadixLoad<'_, F, L> {
         Ok(())
     }
 
-    /// Puts nodes above a part whose slot will be for keys that have `known` bytes in common, if it
-    /// has too little of its path for that slot.
+    /// Inserts nodes above a subtree whose slot will be for keys with `known` bytes in common, as
+    /// long as its root stores too little of its path for that slot.
     async fn near(
         &mut self,
         part: UnlinkedSubtree,
@@ -182,13 +184,13 @@ impl<F: Fabric, L: Layout> RadixLoad<'_, F, L> {
         Ok(part)
     }
 
-    /// Puts the last part into the deepest open node, and takes the node out: it is complete.
+    /// Puts the last subtree into the deepest open node, and takes the node out: it is complete.
     async fn close_last(&mut self) -> Result<Option<OpenRadixNode>, IndexError> {
         self.add_last().await?;
         Ok(self.open.pop())
     }
 
-    /// Posts the WRITE of a part whose slot will be at `place`. Returns the slot.
+    /// Posts the WRITE of a subtree's root whose slot will be at `place`. Returns the slot.
     async fn write(
         &mut self,
         part: UnlinkedSubtree,
@@ -264,7 +266,7 @@ impl<F: Fabric, L: Layout> RadixLoad<'_, F, L> {
         Ok(())
     }
 
-    /// Makes the root slot lead to the tree.
+    /// Publishes the tree: makes the root slot lead to it.
     async fn show(&self, slot: RadixSlot) -> Result<(), IndexError> {
         let index = self.index;
         let swap = async || match index.radix.swap_slot(index.root, RadixSlot::FREE, slot).await? {

@@ -11,19 +11,19 @@ use farleaf_page::{EditAction, EditAnswer, LEAF_WORDS, Layout, LeafCopy, Octets,
 use farleaf_pool::remote::{EntryHold, LeafChange, MissCause};
 use std::cell::Cell;
 
-/// The most bytes that a value which has outgrown its leaf gets beyond its length.
+/// Maximum number of spare bytes in a leaf for a value that has outgrown its former leaf.
 const MAX_ROOM: usize = 1_024;
 
-/// What operations make of a key, one after the other.
+/// The combined effect of several operations on one key.
 struct KeyEffect {
     value: Option<Octets>,
-    /// Whether one of them was applied.
+    /// Whether one of the operations was applied.
     changes: bool,
     answers: GroupAnswers<EditAnswer<Octets>>,
 }
 
-/// What `action` makes of a key that has the value `found`: the value, if it is applied, and the
-/// answer.
+/// The effect of `action` on a key with the value `found`: the new value, `None` if nothing
+/// changes, and the answer.
 fn change_of(
     action: &EditAction<Octets>,
     found: Option<Octets>,
@@ -86,7 +86,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             }
             let mut leaves = Vec::with_capacity(keys.len());
             for read in posted {
-                // What is missing, torn, or of another key is looked up by itself.
+                // Look a key up singly if its leaf is missing, torn, or of another key.
                 leaves.push(match read {
                     Some((at, read)) => match read.await {
                         Ok(buffer) => self.radix.leaf_in(at, &buffer),
@@ -170,7 +170,8 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         }
         match (found, value) {
             (RadixDescent::Leaf(leaf, hold, place), Some(value)) if !leaf.has_room(&value) => {
-                // Twice the room, so that a value that grows step by step leaves little behind.
+                // Room for twice the length, so that a value that grows step by step abandons few
+                // leaves.
                 let mut wanted = value.clone();
                 wanted.resize(value.len().max(2 * leaf.value.len()).min(MAX_ROOM), 0);
                 let wanted = if wanted.len() < value.len() { &value } else { &wanted };
@@ -188,7 +189,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                     }
                     return Err(error);
                 }
-                // Until the slot leads there, operations go by the old leaf.
+                // Until the slot is updated, operations reach the new leaf through the old one.
                 drop(self.follow(place, RadixSlot::leaf(0, room)));
             }
             (RadixDescent::Leaf(leaf, hold, _), Some(value)) => {

@@ -51,8 +51,7 @@ impl RestOfScan {
         is_up_to(&low, &high).then_some(Self { low, high, reverse: scan.reverse })
     }
 
-    /// A key that no key of the range is before, in the order of the scan, but perhaps no key of
-    /// the index.
+    /// A lower bound of the remaining range in scan order; it need not be a key of the index.
     fn first(&self) -> Octets {
         let (mut first, filler) = match self.reverse {
             true => (self.high.clone(), u8::MAX),
@@ -64,7 +63,7 @@ impl RestOfScan {
         first
     }
 
-    /// The key that begins with `path` and is nearest to the first one.
+    /// The first key in scan order among those of the range that begin with `path`.
     fn nearest(&self, path: &[u8]) -> Octets {
         let first = self.first();
         let filler: &[u8] = if first[..] < *path { &[] } else { &[u8::MAX; 8] };
@@ -94,7 +93,7 @@ impl RestOfScan {
         self.has(&below)
     }
 
-    /// Where a byte is in the order of the scan.
+    /// The rank of a byte in scan order.
     fn place_of(&self, byte: u8) -> u8 {
         if self.reverse { !byte } else { byte }
     }
@@ -126,7 +125,7 @@ impl RestOfScan {
 /// What is next in a scan.
 #[derive(Clone, Debug)]
 enum NextInScan {
-    /// A node, and what the path begins with that it must have.
+    /// A node, and the prefix that its path must have.
     Node(GlobalAddr, NodeSize, Octets),
     Leaf(LeafMemory),
     Record(Octets, Octets),

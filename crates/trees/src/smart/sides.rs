@@ -1,4 +1,5 @@
-//! What the clients of a compute server share, and whose side an operation takes.
+//! The state that the clients of a compute server share (its *side*), and which compute server's
+//! state an operation uses.
 //!
 //! *Invariants*
 //! - smart.O1. In the partitioned form, a key belongs to the compute server whose range has it. Its
@@ -66,7 +67,7 @@ impl SmartCompute {
         self.options
     }
 
-    /// The sides that a client on a compute server takes.
+    /// The state that a client on `compute_server` uses.
     pub(super) fn sides(&self, compute_server: u16) -> ClientRadixSides {
         self.all.sides(compute_server, || RadixSide::new(self.options.cache_bytes))
     }
@@ -76,17 +77,17 @@ impl SmartCompute {
     }
 }
 
-/// The sides that one client takes.
+/// The state that one client uses: that of its own compute server, or of each key's owner.
 pub(super) type ClientRadixSides = ClientSides<Octets, RadixSide>;
 
 impl ClientRadixSides {
-    /// The side for a key.
+    /// The state for a key.
     #[inline]
     pub(super) fn of(&self, key: &[u8]) -> &RadixSide {
         self.side(self.owner(|low| low[..] <= *key))
     }
 
-    /// Tells all of them the root slot.
+    /// Sets the root slot in the state of all of them.
     pub(super) fn note_root(&self, slot: RadixSlot) {
         self.all().for_each(|side| side.cache.note_root(slot));
     }

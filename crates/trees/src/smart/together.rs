@@ -33,8 +33,9 @@ use std::collections::BTreeMap;
 
 /// Maximum number of operations of a group.
 const MAX_GROUP: usize = 64;
-/// Looks at the outcome of a group. The first ones are close together, because a group takes a few
-/// round trips; all of them take a second, and an operation gives up after 0.8 s of pauses.
+/// Maximum number of times that an operation checks for the outcome of its group. The first checks
+/// are close together, because a group takes a few round trips. All of them take a second; an
+/// operation gives up after 0.8 s of pauses.
 const LOOKS: u32 = 131_072;
 const CLOSE_LOOKS: u32 = 64;
 const NEAR_POLL_INTERVAL_NS: u64 = 500;
@@ -108,7 +109,7 @@ impl<A> UnresolvedChanges<A> {
     }
 }
 
-/// The keys that clients of a compute server are at.
+/// The keys on which clients of a compute server have operations in progress.
 #[derive(Debug)]
 pub(super) struct KeyGroups<O, A> {
     /// Whether the operations change their key.
@@ -123,7 +124,7 @@ struct GroupKey<O, A> {
     waiting: Vec<(O, OutcomeSlot<A>)>,
 }
 
-/// What an operation can do.
+/// What an operation does about its group.
 enum GroupRole<'a, O, A> {
     Lead(GroupLead<'a, O, A>),
     Wait(GroupWaiter<'a, O, A>),
@@ -271,7 +272,8 @@ impl<O: Clone, A: Clone> KeyGroups<O, A> {
         };
         let mut is_open = false;
         for look in 0..=LOOKS {
-            // The last look is at what came before the operation left the group.
+            // The last check comes after the operation has left the group, for an outcome from
+            // before.
             is_open = look == LOOKS && waiter.withdraw();
             let outcome = lock(&waiter.seat).clone();
             match outcome {
