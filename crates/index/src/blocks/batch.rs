@@ -1,4 +1,5 @@
-//! Several operations of one call: their blocks are written together, and they go down in groups.
+//! Several operations of one call: their blocks are written together, and the index below executes
+//! them in groups.
 //!
 //! *Thread safety*: that of the handle.
 
@@ -16,7 +17,7 @@ use std::cell::{Cell, RefCell};
 /// Operations of a group that usually wait together.
 const GROUP: usize = 16;
 
-/// An edit of a group: its position in the call, the edit, and what the leaf shall have for its new
+/// An edit of a group: its position in the call, the edit, and what the leaf will store for its new
 /// value, if it has one.
 type SentEdit<'a> = (usize, BlockEdit<'a>, Option<NewLeafValue<'a>>);
 type BlockEditOutcome<E> = Result<EditAnswer<Vec<u8>>, E>;
@@ -70,8 +71,8 @@ where
     /// the same key take effect in any order. When one ends, calls `done` with its position and
     /// outcome.
     ///
-    /// Those that write blocks wait for their WRITEs, and then go down as another group. A
-    /// compare-exchange may have to go down several times, so each goes by itself.
+    /// Operations that write blocks wait for their WRITEs, and are then passed down as another
+    /// group. A compare-exchange may need several attempts below, so each is executed by itself.
     pub(super) async fn execute_all(
         &self,
         edits: &[BlockEdit<'_>],
@@ -102,7 +103,7 @@ where
             let written = async {
                 let mut until_ns = None;
                 while !in_blocks.is_empty() {
-                    // Leaves refer to blocks only once these are written (blocks.X1).
+                    // Leaves may refer to blocks only once these are written (blocks.X1).
                     let seen = self.blocks.frees();
                     let write =
                         in_blocks.iter().map(|(.., value)| self.blocks.write_in_hand(value));
@@ -121,7 +122,8 @@ where
                             Err(error) => done(place, Err(error.into())),
                         }
                     }
-                    // Those that have blocks take older ones out of leaves, for those without.
+                    // Edits that have written blocks take older blocks out of leaves, which frees
+                    // memory for the others.
                     self.execute_group(&group, done).await;
                     drop(group);
                     if let Some(error) = full
@@ -141,7 +143,7 @@ where
         join(self.execute_group(&at_once, done), slow).await;
     }
 
-    /// Takes edits down together, and READs the blocks that lookups have found.
+    /// Executes edits in the index below, and READs the blocks that lookups have found.
     async fn execute_group(
         &self,
         edits: &[SentEdit<'_>],
@@ -187,7 +189,7 @@ where
         });
         all(read).await;
         if is_due.get() {
-            // The operations themselves have succeeded; the next loss tries again.
+            // The operations themselves have succeeded. The next lost block tries this again.
             let _ = self.rest_lost().await;
         }
     }

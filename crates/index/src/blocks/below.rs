@@ -1,5 +1,5 @@
-//! What value blocks need of the index below them: a whole index, or one compute server's part of
-//! one.
+//! What value blocks require of the index below them, which is a whole index or one compute
+//! server's part of one.
 //!
 //! *Thread safety*: that of the index below.
 

@@ -49,7 +49,7 @@ pub(super) struct BlockOperations<'a, B, F: Fabric, L: Layout> {
 }
 
 impl<F: Fabric, L: Layout> ValueBlocks<F, L> {
-    /// These blocks beside the leaves of `design`.
+    /// The operations on `design` with these value blocks.
     pub(super) fn over<B>(&self, design: B) -> BlockOperations<'_, B, F, L> {
         BlockOperations {
             design,
@@ -64,7 +64,7 @@ impl<F: Fabric, L: Layout> ValueBlocks<F, L> {
 /// An operation on one key.
 pub(super) type BlockEdit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
 
-/// What a leaf shall have for a value, and the new block behind it.
+/// What a leaf will store for a new value, and the new block with the value, if it needs one.
 pub(super) struct NewLeafValue<'a> {
     pub(super) stored: Cow<'a, [u8]>,
     pub(super) block: Option<BlockRef>,
@@ -76,14 +76,14 @@ impl<'a> NewLeafValue<'a> {
         Self { stored, block: None, _in_hand: None }
     }
 
-    /// Of a block that has been written.
+    /// For a value in a block that has been written.
     pub(super) fn in_block((block, in_hand): (BlockRef, UnendedBlock)) -> Self {
         let stored = Cow::Owned(block.to_stored().to_vec());
         Self { stored, block: Some(block), _in_hand: Some(in_hand) }
     }
 
-    /// The edit of a leaf for an insert, update or upsert of the value; a compare-exchange stays as
-    /// it is.
+    /// The edit that stores what the leaf shall hold for the value of an insert, update or upsert.
+    /// A compare-exchange stays as it is.
     pub(super) fn storing<'e>(&'e self, edit: BlockEdit<'e>) -> BlockEdit<'e> {
         let value = &self.stored[..];
         let action = match edit.action {
@@ -115,7 +115,7 @@ where
         self.values.over(WholeIndex(&self.design))
     }
 
-    /// Whether the index can have a record.
+    /// Checks whether the index can store a record.
     ///
     /// # Errors
     /// [`LengthError`] if it cannot.
@@ -132,7 +132,7 @@ where
     F: Fabric,
     L: Layout<Key = [u8], Value = [u8]>,
 {
-    /// What a leaf has for a value that is inline; `None` if the value needs a block.
+    /// What a leaf stores for an inline value; `None` if the value needs a block.
     pub(super) fn inline<'a>(&self, key: &[u8], value: &'a [u8]) -> Option<Cow<'a, [u8]>> {
         if value.len() > self.inline_bytes {
             return None;
@@ -160,10 +160,10 @@ where
         }
     }
 
-    /// After a write found no memory: waits for some, writing leaves back that have lost blocks.
-    /// `false` if none is to be expected (blocks.X13), or not in time. `seen` are the
-    /// [`BlockClient::frees`] before the write, and `until_ns` is set by the first wait. The caller
-    /// has no block in hand.
+    /// Waits for memory after a write has found none; writes back leaves that have lost blocks.
+    /// Returns `false` if no memory is to be expected (blocks.X13), or not in time. `seen` is the
+    /// value of [`BlockClient::frees`] before the write; the first wait sets `until_ns`. The caller
+    /// must have no block in hand.
     pub(super) async fn can_free(&self, seen: u64, until_ns: &mut Option<u64>) -> bool {
         let now_ns = self.blocks.now_ns();
         if now_ns >= *until_ns.get_or_insert(now_ns.saturating_add(MEMORY_WAIT_NS)) {
@@ -188,7 +188,7 @@ where
         self.write_block(value).await.map(NewLeafValue::in_block)
     }
 
-    /// Decides what becomes of the blocks once an edit has ended.
+    /// Keeps or frees the blocks of an edit that has ended, depending on its outcome.
     async fn settle(
         &self,
         block: Option<BlockRef>,
@@ -197,7 +197,7 @@ where
     ) -> Result<EditAnswer<Vec<u8>>, B::Error> {
         let (outcome, is_due) = self.settled(block, value, outcome);
         if is_due {
-            // The operation itself has succeeded; the next loss tries again.
+            // The operation itself has succeeded. The next lost block tries this again.
             let _ = Box::pin(self.rest_lost()).await;
         }
         outcome
@@ -227,8 +227,8 @@ where
         }
     }
 
-    /// Takes the block back that an applied edit has taken out of its leaf, if it was one. Returns
-    /// whether it is time for [`BlockOperations::rest_lost`].
+    /// Frees the block that an applied edit has taken out of its leaf, if there was one. Returns
+    /// whether [`BlockOperations::rest_lost`] is due.
     fn has_lost(&self, answer: &EditAnswer<Vec<u8>>) -> bool {
         if let Some(lost) = answer.found.as_deref()
             && let StoredValue::Block(lost) = StoredValue::of(lost)
@@ -256,7 +256,8 @@ where
         Ok(())
     }
 
-    /// The value for what a leaf has, if it is there or in the cache; else what the leaf has.
+    /// Resolves what a leaf stores to its value if that is inline or cached. Otherwise returns what
+    /// the leaf stores, as the error.
     pub(super) fn resolved_at_once(&self, mut stored: Vec<u8>) -> Result<Vec<u8>, Vec<u8>> {
         match StoredValue::of(&stored) {
             StoredValue::Inline(value) => {
@@ -274,8 +275,8 @@ where
         }
     }
 
-    /// The value for what the leaf of `key` had at `since_ns` or later. If the block arrives late,
-    /// the leaf must still refer to it.
+    /// Resolves what the leaf of `key` stored at `since_ns` or later to its value. If the READ of
+    /// the block takes too long, checks that the leaf still refers to the block (blocks.X5).
     async fn resolve(
         &self,
         key: &[u8],
@@ -296,7 +297,7 @@ where
         Ok(value)
     }
 
-    /// As [`BlockOperations::resolve`]; if the block is not there any more, asks the leaf again.
+    /// As [`BlockOperations::resolve`]; reads the leaf again if the block is gone.
     pub(super) async fn resolve_or_ask(
         &self,
         key: &[u8],
@@ -325,7 +326,7 @@ where
         }
     }
 
-    /// The values of what leaves had for keys; blocks are READ together.
+    /// Resolves what leaves stored for keys to values, and READs the blocks together.
     pub(super) async fn resolve_all(
         &self,
         found: Vec<(&[u8], Option<Vec<u8>>)>,
@@ -346,7 +347,7 @@ where
         Ok(values)
     }
 
-    /// An insert, update or upsert of `value`.
+    /// Executes an insert, update or upsert of `value`.
     async fn change(
         &self,
         edit: LeafEdit<&[u8], &[u8]>,

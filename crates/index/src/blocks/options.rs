@@ -4,7 +4,7 @@
 
 use crate::IndexError;
 
-/// Default number of replaced blocks that may wait before leaves are written back.
+/// Default of [`BlockOptions::most_lost`].
 pub const MAX_LOST: u64 = 16_384;
 
 /// Options of an index with value blocks. All handles of an index should use the same options.

@@ -220,7 +220,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
     }
 }
 
-/// The bytes in a message of a record that leaves have like this.
+/// The size in a message of a record for which leaves store this.
 fn sent_bytes<L: Layout<Key = [u8], Value = [u8]>>(key: &[u8], stored: &[u8]) -> usize {
     let value_bytes = match StoredValue::of(stored) {
         StoredValue::Inline(value) => value.len(),

@@ -22,7 +22,7 @@ pub struct SharedBlocks {
 }
 
 impl SharedBlocks {
-    /// No blocks yet. The options of a design do not matter.
+    /// Creates the state of an index without blocks. The options of the design do not matter.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if an option is out of range.
