@@ -37,12 +37,12 @@ use std::ops::Bound;
 
 /// The smallest block, in bytes.
 const MIN_BYTES: usize = 64;
-/// After leaves could not be written back, this part of the lost blocks that are usual must be lost
-/// in addition before it is tried again.
+/// After a failed write-back, this fraction of `most_lost` further blocks must be lost before it is
+/// tried again.
 const RETRY_PART: usize = 8;
-/// So many bytes of lost blocks are enough for writing leaves back, however few the blocks are.
+/// Bytes of lost blocks that make a write-back due, however few the blocks are.
 const MAX_LOST_BYTES: u64 = 64 << 20;
-/// Sizes from a power of two to the next.
+/// Number of sizes from each power of two to the next.
 const STEPS: usize = 8;
 
 /// A size of blocks.
@@ -143,7 +143,7 @@ pub struct BlockSpace {
     most_lost: usize,
     /// Whether there are chunks of former incarnations. It becomes true before the first edit only.
     has_former: AtomicBool,
-    /// Rounds of looking for free blocks that have stopped scanning.
+    /// Number of search rounds whose scan has ended. Its parity selects the counter in `edits`.
     phase: AtomicU64,
     /// Edits under way that began in an even phase, and in an odd one.
     edits: [AtomicU64; 2],
@@ -169,7 +169,7 @@ struct BlockSpaceInner {
     /// The leaves are not worth writing back before there are this many lost blocks, or bytes of
     /// them: it failed with some fewer.
     not_before: (usize, u64),
-    /// By the time from which they can be used, which is the same after each loss.
+    /// Resting blocks, in the order of the times from which they can be used.
     resting: VecDeque<(u64, BlockPlace)>,
     /// Tasks that write leaves back for lost blocks.
     writing_back: usize,
@@ -230,9 +230,9 @@ impl OnServer {
         Some(at)
     }
 
-    /// Makes one piece of free memory that is next to each other within a chunk. Chunks of other
-    /// processes are not known, so their blocks stay as they are: the next incarnation of such a
-    /// process expects no block across the end of a chunk (`former.rs`).
+    /// Joins adjacent free memory within each chunk. Chunks of other processes are not known, so
+    /// their blocks stay as they are: the next incarnation of such a process expects no block
+    /// across the end of a chunk (`former.rs`).
     fn merge(&mut self, chunks: &BTreeMap<GlobalAddr, u64>) {
         self.has_freed = false;
         let mut pieces = vec![(self.next, std::mem::take(&mut self.left))];
@@ -324,14 +324,15 @@ impl BlockSpace {
         class: SizeClass,
         now_ns: u64,
     ) -> Option<(BlockPlace, UnendedBlock)> {
-        // Counted before it is taken: nothing may look as if memory could not become free.
+        // Count it before taking it, so that no other task concludes that no memory can become
+        // free.
         lock(&space.inner).in_hand += 1;
         let in_hand = UnendedBlock(Arc::clone(space));
         space.take(server, class, now_ns).map(|place| (place, in_hand))
     }
 
-    /// Makes one piece of neighbouring free blocks on `server`. Returns whether memory has become
-    /// free there since the last time, so that it is worth another look.
+    /// Joins neighbouring free blocks on `server`. Returns whether memory has become free there
+    /// since the last time, so that it is worth another look.
     pub(super) fn merge(&self, server: ServerId) -> bool {
         let inner = &mut *lock(&self.inner);
         let on = on(&mut inner.servers, server);
@@ -432,8 +433,8 @@ impl BlockSpace {
         }
     }
 
-    /// A leaf has lost a block. Returns whether that is all, because free blocks are being looked
-    /// for in its chunk (blocks.X11).
+    /// Notes that a leaf has lost a block. Returns whether the search for free blocks in its chunk
+    /// takes care of it, so that nothing else is to be done (blocks.X11).
     pub(super) fn lose_of_former(&self, place: BlockPlace) -> bool {
         self.has_former.load(Ordering::Relaxed)
             && lock(&self.inner).former.as_mut().is_some_and(|former| former.lose(place.at))
@@ -518,8 +519,8 @@ impl BlockSpace {
         }
     }
 
-    /// Keys are about to leave the compute server, with references to blocks of its former
-    /// incarnations.
+    /// Ends the search, because keys are about to leave the compute server with references to
+    /// blocks of its former incarnations.
     pub(super) fn give_up_former(&self) {
         let mut inner = lock(&self.inner);
         if inner.former.as_mut().is_some_and(|former| !former.give_up()) {

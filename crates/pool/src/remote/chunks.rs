@@ -19,8 +19,8 @@ const MAX_WAIT_NS: u64 = 1_000_000;
 /// Looks until a task gives up: ten seconds, longer than any request lasts.
 const MAX_LOOKS: u32 = 10_000;
 
-/// The offset behind a chunk that `server` lists, if there can be one: of whole nodes, at `from` or
-/// behind it.
+/// Checks a chunk that `server` lists: it must consist of whole nodes, at `from` or behind it.
+/// Returns the offset of its end.
 fn end_of_listed(server: ServerId, from: u64, (at, bytes): (GlobalAddr, u64)) -> Option<u64> {
     let end = at.offset().checked_add(bytes)?;
     let is_sensible = at == GlobalAddr::new(server, at.offset())
@@ -74,7 +74,7 @@ pub struct ChunkClient<F: Fabric, L: Layout> {
 #[derive(Debug, Default)]
 struct SharedRequest {
     is_under_way: Cell<bool>,
-    /// How many have ended.
+    /// Number of requests that have ended.
     ended: Cell<u64>,
     /// Why the last one failed, unless there was no memory.
     failure: RefCell<Option<RemoteError>>,

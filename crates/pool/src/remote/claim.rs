@@ -119,8 +119,8 @@ impl<F: Fabric, L: Layout> RpcClient<F, L> {
         Ok(outcome.map(drop)?)
     }
 
-    /// Enters `number` into the word at `at`, which is 0 until one has entered. Returns whether it
-    /// is there now; `false` means that another one is.
+    /// Sets the word at `at` from 0 to `number`, by a CAS that is repeated. Returns whether the
+    /// word is `number` now; `false` means that another number was faster.
     ///
     /// # Errors
     /// [`RemoteError`]; the number may enter all the same if the outcome is unknown.

@@ -55,9 +55,9 @@ impl<L: Layout> PageCopy<L> {
         Page::new(self.buffer.words())
     }
 
-    /// Whether no WRITE of the whole page has stopped half-way. An unlocked leaf that is written
-    /// entry by entry may have a torn entry all the same: the holder of its entry lock writes it,
-    /// or has left it.
+    /// False if a WRITE of the whole page was interrupted. A leaf that is written entry by entry
+    /// can nevertheless contain one torn entry, left by the holder of its entry lock, which may be
+    /// dead.
     pub(super) fn is_complete(&self) -> bool {
         let by_entries = L::BY_ENTRIES && self.page().level() == 0 && !self.word().is_locked();
         by_entries || self.page().is_of_one_piece()

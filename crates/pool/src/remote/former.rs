@@ -26,7 +26,7 @@ const MAX_NOTED: usize = 1 << 20;
 /// What comes next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FormerStep {
-    /// Note the references from this key on.
+    /// Scan the stored values from this key on, and note the references in them.
     Scan(Bound<Vec<u8>>),
     /// Wait for operations that began before the end of the scan.
     Drain,
@@ -99,13 +99,13 @@ impl FormerChunks {
         }
     }
 
-    /// The scan goes on at `next`, or has ended.
+    /// Continues the scan at `next`, or ends it.
     pub(super) fn scan_on(&mut self, next: Option<Bound<Vec<u8>>>) {
         self.step = next.map_or(FormerStep::Drain, FormerStep::Scan);
     }
 
-    /// A leaf has lost a block. Returns whether that is all: its chunk belongs to this round or to
-    /// a later one.
+    /// Notes that a leaf has lost a block. Returns whether its chunk belongs to this round or to a
+    /// later one, which then takes care of the block.
     pub(super) fn lose(&mut self, at: GlobalAddr) -> bool {
         if chunk_of(&self.now, at).is_some() {
             self.gone.insert(at);

@@ -14,8 +14,8 @@
 //!   server, and of those that share a lease with it, has a term, and this client saw none of them
 //!   renewed for as long as its term. Between two looks no more than [`STRIDES`] allows counts: a
 //!   client that was stopped itself, perhaps together with the owner, has seen nothing.
-//! - leases.L3. A number is of one owner ever, so a request to end its lease can arrive late, or
-//!   twice.
+//! - leases.L3. A number belongs to one owner for ever, so a request to end its lease can arrive
+//!   late, or twice.
 //!
 //! A compute server that joins a lease of several between the list of the leases and the end of
 //! this one is not fenced (L1). Far memory's leases have one compute server each.
@@ -56,7 +56,7 @@ struct KnownLease {
 }
 
 impl KnownLease {
-    /// Whether a lease with this term has missed a renewal, or was only noted.
+    /// Whether a lease with this term may have missed a renewal, or none was ever seen.
     fn is_silent(&self, term_ns: u64) -> bool {
         !self.was_renewed || self.silent_ns >= term_ns / STRIDES
     }

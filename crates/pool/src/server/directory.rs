@@ -25,11 +25,12 @@ use farleaf_page::table::{KeyBuf, PlacedSsTable, VersionChange, take_key};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Shards of a memory server.
+/// Maximum number of shards of a memory server.
 const MAX_SHARDS: usize = 4_096;
-/// Compute servers that change a shard and are not known to be fenced: a reply lists them all.
+/// Maximum number of compute servers that change a shard and are not known to be fenced: a reply
+/// lists them all.
 const MAX_JOINED: usize = 4_096;
-/// Words of all tables of a shard, and of one change.
+/// Maximum number of words of all tables of a shard, and of one change.
 const MAX_WORDS: usize = 1 << 24;
 /// The same for all shards of a memory server: 512 MiB.
 const MAX_WORDS_OF_ALL: usize = 1 << 26;
@@ -44,7 +45,7 @@ pub(super) struct ShardDirectory {
 
 #[derive(Debug, Default)]
 struct ShardDirectoryInner {
-    /// Those whose tables this server lists.
+    /// The shards whose tables this server lists.
     shards: BTreeMap<u64, DirectoryShard>,
     /// The chunks of this server, by shard.
     spaces: BTreeMap<u64, ShardMemory>,
@@ -68,7 +69,7 @@ struct DirectoryShard {
     epoch: u64,
     owner: u64,
     extent_bytes: u64,
-    /// Compute servers that are not known to be fenced, with the epoch in which each joined.
+    /// The compute servers that are not known to be fenced, with the epoch in which each joined.
     joined: BTreeMap<u16, u64>,
     /// The latest epoch that has fenced those before it.
     fenced: u64,
@@ -101,7 +102,7 @@ struct EditPart<'r> {
     part: u32,
     more: bool,
     words: &'r [u64],
-    /// Whether a repeated change is not made again.
+    /// Whether to recognise a repeated change, so that it takes effect once only.
     once: bool,
 }
 
@@ -253,7 +254,7 @@ impl ShardDirectoryInner {
         let is_taken = shards.contains_key(&into) || spaces.contains_key(&into);
         let shard = shards.get_mut(&id).ok_or(Refusal::NoSuchShard)?;
         if shard.owner == LEFT && Some(shard.epoch) == epoch.checked_add(1) {
-            // It may have been left without a division.
+            // The shard may have been left without a split.
             let is_repeated = pieces.get(&into) == Some(&piece);
             return if is_repeated { Ok(()) } else { Err(Refusal::OtherOwner) };
         }
@@ -428,7 +429,8 @@ impl DirectoryShard {
         }
     }
 
-    /// Returns all such tables: no process of an earlier epoch READs them any more.
+    /// Returns all borrowed tables that are not listed: no process of an earlier epoch READs them
+    /// any more.
     fn return_all_unlisted(&mut self, id: u64, loans: &mut SsTableLoans) {
         let borrowed: Vec<u64> = self.borrowed.keys().copied().collect();
         borrowed.into_iter().for_each(|table| self.return_unlisted(id, table, loans));
@@ -554,7 +556,7 @@ impl DirectoryShard {
         }
         let bytes = table.pieces.iter().fold(0_u64, |all, piece| all.saturating_add(piece.1));
         let footer = &table.meta.footer;
-        // A merge may have given back the extents before the first key that counts (S3).
+        // A compaction may have given back the extents before the first key that counts (S3).
         let least = match &table.meta.clip.lower {
             Some(_) => footer.table_words() - footer.data_words,
             None => footer.table_words(),
@@ -572,7 +574,7 @@ impl DirectoryShard {
                 && bytes < GlobalAddr::OFFSET_LIMIT - at.offset()
                 && bytes.is_multiple_of(self.extent_bytes);
             if !is_sensible || !may_have(id, lender, piece) || self.overlaps(piece) {
-                // The pieces before, which the table has not got yet (K4).
+                // Undo the pieces inserted so far, because the table is not listed (K4).
                 listed.pieces.iter().for_each(|(at, _)| _ = self.used.remove(at));
                 return Err(Refusal::Malformed);
             }

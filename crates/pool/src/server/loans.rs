@@ -70,10 +70,10 @@ impl SsTableLoans {
         loans.map(|((_, id), loan)| (*id, &loan.table))
     }
 
-    /// What `shard` has lent, and what it has `borrowed`, from table `from` on: of each the id, the
-    /// number of its words if it is lent, and these words. As many whole tables as `most` words
-    /// have, but one at least, and whether there are more. By id, so that tables that are returned
-    /// between two such answers move none to another place.
+    /// Encodes what `shard` has lent and what it has `borrowed`, from table `from` on: for each
+    /// table its id, the number of its words (0 if it is borrowed), and these words. Returns as
+    /// many whole tables as fit `most` words, but at least one, and whether there are more. The
+    /// position is an id, so tables that are returned between two requests shift no others.
     pub(super) fn list(
         &self,
         shard: u64,

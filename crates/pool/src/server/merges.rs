@@ -1,5 +1,5 @@
-//! Merges that this memory server runs next to the tables, in steps that compute servers ask for
-//! (Wang et al., *dLSM*, section V-A).
+//! Near-data compaction: this memory server compacts its own tables, in steps that compute servers
+//! ask for (Wang et al., *dLSM*, section V-A).
 //!
 //! The compute server names the tables, and lends the extents that the outputs go to. The merge
 //! itself is [`farleaf_page::table::Compaction`], the code that compute servers run.
@@ -27,15 +27,15 @@ use farleaf_page::table::{
 };
 use std::collections::BTreeMap;
 
-/// Words of input of one step: 256 KiB.
+/// Maximum number of words of input of one step: 256 KiB.
 const STEP_WORDS: u64 = 1 << 15;
 /// Words that a source is fed together.
 const FEED_WORDS: u32 = 1 << 12;
-/// Keys of a new index that a step goes on with.
+/// Maximum number of keys that one step adds to the index of an output.
 const STEP_KEYS: usize = 1 << 14;
-/// Jobs at a time.
+/// Maximum number of concurrent jobs.
 const MAX_JOBS: usize = 16;
-/// Shards whose latest jobs are remembered.
+/// Maximum number of shards whose latest jobs are remembered.
 const MAX_OWNERS: usize = 64;
 
 /// The compactions of a memory server.
@@ -83,10 +83,10 @@ enum JobSlot {
     Busy,
 }
 
-/// A table that is fed to a compaction, and how far.
+/// A source of a compaction, and how much of it has been fed to the merge.
 #[derive(Debug)]
 struct JobSource {
-    /// The next one is the last of the list.
+    /// The remaining tables, in reverse: the next one is the last element.
     tables: Vec<JobSsTable>,
     now: Option<(JobSsTable, u32)>,
 }
@@ -99,9 +99,10 @@ struct CompactionJob {
     builder: SsTableBuilder,
     /// The index of the output is being written, after which the compaction has ended or not.
     finishing: Option<(SsTableFinisher, bool)>,
-    /// Words of the output that are not in its extents yet. All, while its index is written.
+    /// Words of the output that are not written to its extents yet; all of them while its index is
+    /// built.
     out: Vec<u64>,
-    /// Words of the output that are there.
+    /// Number of words of the output that are written.
     written: u32,
     /// Outputs so far, and the first extent of the next one.
     outputs: u32,
@@ -114,7 +115,7 @@ struct CompactionJob {
 /// What a step has come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StepOutcome {
-    /// All is merged.
+    /// Whether the compaction is complete.
     pub(super) done: bool,
     /// The descriptions of the outputs that the step has ended, with extents as places in the
     /// job's list.

@@ -28,7 +28,7 @@ pub(super) struct WholeChunks {
 /// Chunks that come back all together, when their owner has ended.
 #[derive(Debug)]
 struct ChunkLease {
-    /// Those that the owner's process has asked by.
+    /// The compute servers by which the owner's process has asked for chunks.
     compute_servers: BTreeSet<u16>,
     term_ms: u32,
     renewals: u64,
@@ -52,8 +52,8 @@ impl FreePieces {
         }
     }
 
-    /// Adds a piece, as one with the free pieces that it touches. Otherwise the memory would be cut
-    /// ever smaller, life after life.
+    /// Adds a piece, and joins it with the free pieces that it touches. Otherwise free memory would
+    /// be fragmented further with each incarnation.
     fn insert(&mut self, mut at: GlobalAddr, mut bytes: u64) {
         let before = self.sizes.range(..at).next_back().map(|(at, bytes)| (*at, *bytes));
         if let Some((before, size)) = before

@@ -19,7 +19,8 @@ messages! {
             owner: u64,
             /// The job's number.
             job: u64,
-            /// What to merge: [`MergeJob::encode`](farleaf_page::table::CompactionOrder::encode).
+            /// What to merge:
+            /// [`CompactionOrder::encode`](farleaf_page::table::CompactionOrder::encode).
             words: Vec<u64> as rest,
         },
         /// Makes the next step, of at most 256 KiB of input. Answered by

@@ -72,8 +72,8 @@ messages! {
             /// All is merged.
             done: bool,
             /// The outputs that it has ended:
-            /// [`Meta::encode`](farleaf_page::table::SsTableMeta::encode) of each, with places in
-            /// the job's list of extents.
+            /// [`SsTableMeta::encode`](farleaf_page::table::SsTableMeta::encode) of each, with
+            /// places in the job's list of extents.
             outputs: Vec<u64> as rest,
         },
         /// What a directory knows of a shard.
@@ -97,8 +97,8 @@ messages! {
         16 => Tables {
             /// Whether there are more words.
             more: bool,
-            /// The next words: [`Placed::encode`](farleaf_page::table::PlacedSsTable::encode) of
-            /// each table.
+            /// The next words:
+            /// [`PlacedSsTable::encode`](farleaf_page::table::PlacedSsTable::encode) of each table.
             words: Vec<u64> as rest,
         },
         /// All leases of the server, by owner.

@@ -5,8 +5,8 @@
 
 /// Defines an enum of messages by a table of lines `tag => Name { field: Type, … }`, `tag =>
 /// Name(field: Type)` or `tag => Name`. A message is its tag byte and its fields in the order of
-/// the table, each encoded by its type's [`Wire`](farleaf_page::WireField), or by the module after
-/// `as` (of [`fields`](farleaf_page::fields)).
+/// the table, each encoded by its type's [`WireField`](farleaf_page::WireField), or by the module
+/// after `as` (of [`fields`](farleaf_page::fields)).
 macro_rules! messages {
     (
         $(#[$meta:meta])*
