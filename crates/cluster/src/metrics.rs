@@ -74,7 +74,7 @@ pub struct Family<S> {
     pub help: &'static str,
     /// Whether it can shrink.
     pub kind: MetricKind,
-    /// Its samples in a state.
+    /// Reads its samples from a state.
     pub samples: fn(&S) -> Vec<MetricSample>,
 }
 

@@ -72,7 +72,7 @@ struct PendingWork {
     leaving: VecDeque<Range<u32>>,
     reads: usize,
     writes: usize,
-    /// Filling pages whose READs were given up, but may still take effect.
+    /// Number of pages being filled whose READs were given up, but may still take effect.
     astray: u32,
     /// By memory server: bytes of WRITEs in flight. Without a place yet: [`UNPLACED`].
     write_bytes: BTreeMap<u32, usize>,

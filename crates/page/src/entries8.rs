@@ -891,7 +891,7 @@ mod tests {
         assert_eq!(downwards, expected);
     }
 
-    /// The window of a key, alone.
+    /// A copy of a leaf with nothing but the window of a key.
     fn window(leaf: Page<'_, Hops>, key: u64) -> Vec<AtomicU64> {
         let alone = words();
         for word in Hops::record_window(&key) {

@@ -78,7 +78,7 @@ impl WorkloadOperation {
         Some(LeafEdit { key, action })
     }
 
-    /// What the index is asked; `batch` has the keys of a [`Self::MultiGet`].
+    /// The operation as a step of the loop; `batch` holds the keys of a [`Self::MultiGet`].
     #[inline]
     pub fn step<'a>(&'a self, batch: &'a [u64]) -> LoopStep<'a, u64, u64> {
         match self {

@@ -60,7 +60,7 @@ pub(super) struct ServerTrees {
     pub(super) level0_tables: u64,
     /// The most that one shard has in level 0.
     pub(super) most_level0_tables: u64,
-    /// Levels below level 0 that have tables, of the shard that has most.
+    /// Number of levels below level 0 that have tables, in the shard with the most of them.
     pub(super) levels: u64,
     /// Bytes of records in all tables.
     pub(super) table_bytes: u64,

@@ -57,7 +57,7 @@ pub(super) enum AwaitedEvent {
     Close,
 }
 
-/// Effects of one visit.
+/// Effects of one visit to a connection.
 #[derive(Debug, Default)]
 pub(super) struct VisitTally {
     /// Requests that are not in the totals yet.
@@ -308,7 +308,7 @@ fn memory<'a, S: Calls>(
     })
 }
 
-/// The words of a piece; checks the whole.
+/// Checks the whole verb, and returns the words of one piece of it.
 #[inline]
 fn piece_words<'a, S: Calls>(
     context: &ConnectionContext<'a, S>,

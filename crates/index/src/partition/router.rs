@@ -374,7 +374,8 @@ impl<O: RangeOwners> Router<O> {
         }
     }
 
-    /// Executes operations one after the other. Some of them no page can serve.
+    /// Executes operations one after the other, because some have a key or a value that no page can
+    /// hold, and fail by themselves.
     #[cold]
     async fn execute_in_turn(
         &self,

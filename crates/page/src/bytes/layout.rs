@@ -33,7 +33,7 @@ enum RecordSpace {
     InPlace(usize),
     /// At the top of the heap.
     OnTop,
-    /// In the page after it is laid out again without deleted entries and garbage.
+    /// In the page once it is compacted: laid out again without deleted entries and garbage.
     AfterCleaning,
     /// Nowhere in this page: it has too little space.
     Nowhere,

@@ -35,7 +35,7 @@ impl RadixForm {
         }
     }
 
-    /// How many bytes of its path a node has at most, the last ones.
+    /// Maximum number of bytes of its path that a node stores: the last ones.
     pub const fn most_tail(self) -> usize {
         match self {
             Self::Numbers => 7,

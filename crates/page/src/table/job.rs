@@ -221,8 +221,8 @@ mod tests {
         }
     }
 
-    /// The ids of all outputs are numbers. A memory server once panicked when it counted beyond
-    /// them, and the job was never closed.
+    /// Ids of tables are u64. A job whose outputs had ids beyond that once made a memory server
+    /// panic when it counted them, and the job was never closed.
     #[test]
     fn ids_that_are_no_numbers_are_refused() {
         let with_first = |first_output| CompactionOrder { first_output, ..job(IndexKind::Compact) };

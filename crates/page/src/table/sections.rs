@@ -191,7 +191,8 @@ impl SsTableIndex {
         Ok(low)
     }
 
-    /// The first word of a record before which there is no record of `key` or a higher key.
+    /// The first word of a record at or before the first one with a key of at least `key`. Reading
+    /// from there on misses none of these records.
     pub fn seek(&self, key: TableKey<'_>) -> Result<u32, DamagedSsTable> {
         let unit = match self.footer.search {
             SearchMethod::Fences => self.fences()?.group_of(key) as u32,

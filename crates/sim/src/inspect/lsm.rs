@@ -368,7 +368,8 @@ fn finds(index: &SsTableIndex, record: SsTableRecord<'_>, at: u32) -> Result<boo
 }
 
 impl SsTableContents {
-    /// Adds a record of a source that is asked after those before, or of the same one.
+    /// Adds a record of a source. Sources come in the order in which lookups ask them, the newest
+    /// first.
     fn meet(&mut self, record: SsTableRecord<'_>) -> Result<(), String> {
         let (key, sequence) = (record.key().to_vec(), record.sequence());
         match self.keys.get_mut(&key) {

@@ -33,10 +33,10 @@ pub struct Sherman;
 /// Sherman with the keys divided among compute servers, as its paper's successors compare with:
 /// only the owner of a leaf changes it, so a leaf that is written entry by entry needs no lock.
 ///
-/// After Lu et al., *DEX* (VLDB 2024), §8.2, which calls it P-Sherman. Operations take the side of
-/// the owner by a function call, as those of the other partitioned designs do within a process.
-/// Keys do not move, and compute servers must not die: nothing in a leaf says whose change is torn.
-/// The index belongs to the first compute side that opens it, in one process; others are refused.
+/// After Lu et al., *DEX* (VLDB 2024), §8.2, which calls it P-Sherman. Operations use the owner's
+/// state by a function call, as those of the other partitioned designs do within a process. Keys do
+/// not move, and compute servers must not die: nothing in a leaf says whose change is torn. The
+/// index belongs to the first compute side that opens it, in one process; others are refused.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PSherman;
 

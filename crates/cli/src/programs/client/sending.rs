@@ -31,9 +31,9 @@ const ATTEMPTS: u32 = 8;
 #[derive(Debug)]
 pub(super) struct StoppedLoad {
     pub(super) error: IndexError,
-    /// So many of the first rows are loaded.
+    /// Number of rows, from the first one on, that are loaded.
     pub(super) loaded: u64,
-    /// So many after them may be.
+    /// Number of rows after those that may be loaded.
     pub(super) unknown: u64,
 }
 
