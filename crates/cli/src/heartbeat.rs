@@ -23,7 +23,7 @@ pub(crate) struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Begins with work without steps, which `what` names.
+    /// Begins with work that has no steps to count; `what` is its name.
     pub(crate) fn begin(what: &str) -> Self {
         let bar = bar(what, None);
         let is_hidden = bar.is_hidden();

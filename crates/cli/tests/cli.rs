@@ -82,7 +82,8 @@ fn errors_escape_the_control_characters_that_they_quote() {
         assert!(!said.contains(char::is_control), "{arguments:?}: {said:?}");
         assert!(said.contains("\\x1b") || parsed.contains(arguments), "{arguments:?}: {said}");
     }
-    // Where the demo succeeds, it names its file, too.
+    // The demo, which succeeds here, must not print the control characters of its file's name
+    // either.
     let nothing = TestFile::new(&format!("{harm}-nothing.csv"), b"");
     let output = farleaf(&["demo", "--input", nothing.path()]);
     assert!(output.status.success() && !text(&output.stdout).contains('\x1b'), "{output:?}");

@@ -16,8 +16,8 @@ pub trait ChunkSpace<F: Fabric>: 'static {
     /// again later.
     fn take(&self, fabric: &F, bytes: u64) -> impl Future<Output = Result<GlobalAddr, FarError>>;
 
-    /// The same for the first copy of a chunk that is to have a second one, on a memory server that
-    /// `may_have` it. It does not wait for memory that may come back.
+    /// As [`ChunkSpace::take`], for the first of two copies of a chunk. Takes memory only on
+    /// servers that `may_have` accepts, and does not wait for memory that others may return.
     ///
     /// # Errors
     /// As for [`ChunkSpace::take`].
@@ -30,8 +30,8 @@ pub trait ChunkSpace<F: Fabric>: 'static {
         self.take_second(fabric, bytes, may_have)
     }
 
-    /// The same for the second copy of a chunk, on a memory server that `may_have` it. It does not
-    /// wait for memory that may come back.
+    /// As [`ChunkSpace::take`], for the second copy of a chunk. Takes memory only on servers that
+    /// `may_have` accepts, and does not wait for memory that others may return.
     ///
     /// # Errors
     /// As for [`ChunkSpace::take`]; there is always one if the space has no second copies.

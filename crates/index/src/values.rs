@@ -144,11 +144,13 @@ pub trait PartValues<F: Fabric, L: Layout> {
     /// Call this before keys leave the compute server's range.
     fn keys_will_leave(&self);
 
-    /// Call this when keys have left the range, or leaves of other compute servers are about to get
-    /// values from here, before any other compute server can use them.
+    /// Tells the memory servers that leaves of other compute servers refer to values of this one.
+    /// Call it when keys have left the range, or when other leaves are about to get values from
+    /// here, before any other compute server can use them.
     ///
     /// # Errors
-    /// [`RemoteError`] if a memory server does not answer. Then no other one may use them.
+    /// [`RemoteError`] if a memory server does not answer. Then no other compute server may use
+    /// them.
     fn share(&self) -> impl Future<Output = Result<(), RemoteError>>;
 
     /// Frees what was written for a bulk load that has certainly failed.

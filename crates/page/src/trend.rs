@@ -75,10 +75,10 @@ impl InsertionTrend {
         }
     }
 
-    /// How many of `count` entries, at least two, a split should leave in the lower half; `None`
-    /// without a certain run. `pending` is how many entries are below the entry that waits for the
-    /// split, if there is one. The lower half ends where the run goes on, in either direction, so
-    /// what is above the run does not stay in the way.
+    /// How many of `count` entries, at least two, a split should leave in the lower half; `None` if
+    /// it is not certain that there is a run. `pending` is the number of entries below the one that
+    /// waits for the split, if there is one. The lower half ends where the run continues, in either
+    /// direction, so that entries above the run take no room from it.
     pub(super) fn divide(self, count: usize, pending: Option<usize>) -> Option<usize> {
         let slot = usize::from(self.slot);
         if self.confidence < CERTAIN || slot >= count || count < 2 {

@@ -892,9 +892,10 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
         Ok(())
     }
 
-    /// Compares the blocks that the processes have in use with those that leaves refer to, if each
-    /// process has found all free blocks of its former incarnations. Others belong to no process,
-    /// for good, such as those in chunks that processes have shared because keys were moved.
+    /// Compares the blocks that the processes have in use with those that leaves refer to. Does so
+    /// only if each process has found all free blocks of its former incarnations: otherwise some
+    /// blocks belong to no process for good, such as those in chunks that were shared because keys
+    /// moved.
     fn count_blocks(&self, cluster: &SimCluster<NetworkService<L>>) -> Result<(), String> {
         let DesignSpec::Dex { moves: 0, .. } = self.scenario.design else { return Ok(()) };
         if self.spec.lives_ns == 0 {

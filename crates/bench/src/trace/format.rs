@@ -136,7 +136,7 @@ pub struct TraceFormat {
     pub(super) ignored: Option<(usize, String)>,
 }
 
-/// Limit on places of columns, so that a mistaken one is refused.
+/// Maximum number of a column, so that a typing error is refused.
 const MAX_COLUMNS: usize = 1_000;
 /// Limit on the length of binary records.
 const MAX_RECORD_BYTES: usize = 4_096;

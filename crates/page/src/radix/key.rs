@@ -22,7 +22,7 @@ const END: u8 = 0;
 const ESCAPE: u8 = 1;
 
 impl RadixForm {
-    /// That of the indexes with a layout.
+    /// The form of the keys of indexes with layout `L`.
     pub fn of<L: Layout>() -> Self {
         if L::HAS_HEAP { Self::Strings } else { Self::Numbers }
     }
@@ -43,7 +43,7 @@ impl RadixForm {
         }
     }
 
-    /// The key in the tree.
+    /// The form of a key that the tree stores.
     pub fn key(self, of: &[u8]) -> Octets {
         match self {
             Self::Numbers => Octets::from_slice(of),
@@ -61,7 +61,7 @@ impl RadixForm {
         }
     }
 
-    /// What a key in the tree stands for; `None` if nothing has it.
+    /// The key that is stored in this form; `None` if no key is.
     pub fn original(self, key: &[u8]) -> Option<Vec<u8>> {
         if self == Self::Numbers {
             return (key.len() == 8).then(|| key.to_vec());
@@ -85,8 +85,8 @@ pub fn common_bytes(one: &[u8], other: &[u8]) -> usize {
     one.iter().zip(other).take_while(|(one, other)| one == other).count()
 }
 
-/// The last byte string of this length before `bytes`: no key is between it, followed by any bytes,
-/// and `bytes`, if those are a key or a path.
+/// The last byte string of this length before `bytes`. If `bytes` is a key or a path, no key lies
+/// between it, followed by any bytes, and `bytes`.
 pub fn just_before(bytes: &[u8]) -> Option<Octets> {
     let mut before = Octets::from_slice(bytes);
     for byte in before.iter_mut().rev() {

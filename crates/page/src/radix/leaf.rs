@@ -8,9 +8,9 @@ use crate::lock_word::LockWord;
 use farleaf_fabric::GlobalAddr;
 use smallvec::SmallVec;
 
-/// The word of a leaf that says where its slot is.
+/// The word of a leaf with its reverse pointer: the address of the slot that leads to it.
 pub const LEAF_REVERSE_WORD: u64 = 1;
-/// The word of a number's leaf with its value; the check follows.
+/// The word of a number's leaf with its value. The word with the check follows.
 pub const LEAF_VALUE_WORD: u64 = 3;
 /// The word of a number's leaf with its check.
 pub const LEAF_CHECK_WORD: u64 = 4;
@@ -74,11 +74,11 @@ pub struct LeafCopy {
     pub room: LeafMemory,
     /// Its word 0.
     pub word: LockWord,
-    /// Where the slot is that leads to it.
+    /// The reverse pointer: the address of the slot that leads to the leaf.
     pub reverse: GlobalAddr,
     /// Its key.
     pub key: Octets,
-    /// Its value, which means something while the leaf is live.
+    /// Its value, which is valid only while the leaf is live.
     pub value: Octets,
     check: u64,
 }
@@ -111,7 +111,8 @@ impl LeafCopy {
         leaf.with_record(&value, true)
     }
 
-    /// The copy in words that were read at a leaf's place. A copy that is none is not whole.
+    /// A copy of the words that were read at a leaf's place. If they are no leaf, the copy is not
+    /// whole.
     pub fn new(form: RadixForm, room: LeafMemory, words: &[u64]) -> Self {
         let word = LockWord::from_bits(words[0]);
         let reverse = GlobalAddr::from_bits(words[1]);
@@ -208,7 +209,7 @@ impl LeafCopy {
         self.moved().is_some() || self.check == self.check_for(self.word.version())
     }
 
-    /// Whether the copy is whole if it is of this version.
+    /// Whether the copy would be whole if its version were this one.
     pub fn is_whole_in(&self, version: u64) -> bool {
         self.check == self.check_for(version)
     }
@@ -223,7 +224,7 @@ impl LeafCopy {
         Self { word, ..self }
     }
 
-    /// The same leaf of the same version with this record, a string's value in the other area
+    /// The same leaf in the same version with this record. A string's value goes to the other area
     /// (radix.B3).
     pub fn with_record(self, value: &[u8], live: bool) -> Self {
         let mut to = Self { value: Octets::from_slice(value), ..self };
@@ -249,12 +250,12 @@ impl LeafCopy {
         self.with_word(word).with_record(value, live)
     }
 
-    /// The same leaf once another one has taken its place (radix.B4).
+    /// The same leaf after it was replaced by a larger one (radix.B4).
     pub fn moved_to(self, larger: LeafMemory) -> Self {
         Self { check: MOVED | RadixSlot::leaf(0, larger).to_bits(), ..self }
     }
 
-    /// The check of what the copy has, in a version.
+    /// The check word for the content of the copy in a version.
     fn check_for(&self, version: u64) -> u64 {
         let (at, live) = (self.room.at.to_bits(), self.is_live());
         match self.form {

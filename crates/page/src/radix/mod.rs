@@ -18,17 +18,17 @@
 //! ```
 //!
 //! *Invariants*
-//! - radix.B1. A node's path is the beginning of all keys below it. It never changes, so a node
-//!   tells of itself which keys it is for. If the path is longer than what the node has of it, the
-//!   rest is the path of the parent that it was made below. A node always has room for 256 slots;
-//!   its size says how many can be in use, and only grows.
+//! - radix.B1. A node's path is the beginning of all keys below it. It never changes, so a reader
+//!   can tell from the node alone which keys it is for. If the path is longer than what the node
+//!   stores, the rest is the path of the parent below which it was made. A node always has room for
+//!   256 slots; its size says how many can be in use, and only grows.
 //! - radix.B2. A leaf's key never changes. A copy of a leaf is whole iff its check matches; then it
 //!   has a value and a state that the leaf had in the version in its word 0, while it was read.
 //! - radix.B3. A string's value changes in the area that the check does not name; then the check
 //!   names it. So one word makes the change, and what a dead client has left is never torn.
 //! - radix.B4. A leaf whose value has outgrown its areas has moved to a larger leaf of the same
-//!   key, for good. So the way from a leaf to the one that has the value is short, without a
-//!   circle.
+//!   key, for good. So the chain from a leaf to the one that has the value is short and has no
+//!   cycle.
 //!
 //! *Thread safety*: plain values.
 
@@ -62,12 +62,12 @@ const LEAF_SIZE_SHIFT: u32 = 48;
 const SERVER_SHIFT: u32 = 40;
 const OFFSET_MASK: u64 = (1 << SERVER_SHIFT) - 1;
 
-/// Most memory servers that a slot can name.
+/// Maximum number of memory servers that a slot can name.
 pub const MAX_RADIX_SERVERS: u16 = 1 << 8;
 
 const _: () = assert!(LEAF_WORDS as u64 * 8 <= LEAF_SPACE && NODE_SPACE == 2_112);
 
-/// How many slots of a node can be in use: a power of two from 4 to 256.
+/// The number of slots of a node that can be in use: a power of two from 4 to 256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeSize(u8);
 
@@ -114,7 +114,7 @@ pub enum RadixChild {
     None,
     /// A leaf.
     Leaf,
-    /// A node that has this size at least.
+    /// A node of at least this size.
     Node(NodeSize),
 }
 

@@ -5,18 +5,18 @@
 use super::{NodeSize, Octets, RadixChild, RadixForm, RadixSlot};
 use farleaf_fabric::GlobalAddr;
 
-/// What a node says of itself.
+/// The header of a node: its size and its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeHeader {
     /// The node's size.
     pub size: NodeSize,
     /// The number of bytes of its path.
     pub depth: usize,
-    /// The last of these bytes.
+    /// The last bytes of the path: those that the node stores.
     tail: Octets,
 }
 
-/// How a key compares with what a node has of its path.
+/// How a key compares with the part of a path that a node stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathMatch {
     /// The node is for the key, if its parent is.
@@ -28,13 +28,13 @@ pub enum PathMatch {
 }
 
 impl NodeHeader {
-    /// That of a node with this path.
+    /// The header of a node with this path.
     pub(crate) fn new(form: RadixForm, size: NodeSize, path: &[u8]) -> Self {
         let from = path.len().saturating_sub(form.most_tail());
         Self { size, depth: path.len(), tail: Octets::from_slice(&path[from..]) }
     }
 
-    /// The header in words; `None` if they are not one.
+    /// Decodes a header; `None` if the words are none.
     fn from_words(form: RadixForm, words: &[u64]) -> Option<Self> {
         let first = *words.first()?;
         let size = NodeSize::from_log2(first >> 59)?;
@@ -66,7 +66,7 @@ impl NodeHeader {
         u64::from_be_bytes(std::array::from_fn(byte))
     }
 
-    /// Compares a key that begins with the path of the node's parent.
+    /// Compares a key that begins with the path of the node's parent with this node's path.
     pub fn compare(&self, key: &[u8]) -> PathMatch {
         let from = self.depth - self.tail.len();
         for (at, byte) in (from..).zip(&self.tail) {
@@ -79,8 +79,8 @@ impl NodeHeader {
         if key.len() > self.depth { PathMatch::Same } else { PathMatch::Never }
     }
 
-    /// The whole path of a node to which a slot leads whose keys all begin with `known`. `None` if
-    /// its path does not.
+    /// The whole path of this node, found by a slot whose keys all begin with `known`. `None` if
+    /// the path does not begin with `known`.
     pub fn path_below(&self, known: &[u8]) -> Option<Octets> {
         let from = self.depth - self.tail.len();
         let more = self.tail.get(known.len().checked_sub(from)?..)?;
@@ -97,7 +97,7 @@ pub struct NodeCopy {
     pub form: RadixForm,
     /// The node's address.
     pub at: GlobalAddr,
-    /// Where the slot is that leads to it.
+    /// The reverse pointer: the address of the slot that leads to the node.
     pub reverse: GlobalAddr,
     /// Its header.
     pub header: NodeHeader,
@@ -135,7 +135,7 @@ impl NodeCopy {
         Self { form, at, reverse, header, path: Octets::from_slice(path), slots }
     }
 
-    /// The copy in words that were read at `at`; `None` if there is no node.
+    /// Decodes the words that were read at `at`; `None` if they are no node.
     pub fn new(form: RadixForm, at: GlobalAddr, words: impl Iterator<Item = u64>) -> Option<Self> {
         let mut words = words;
         let reverse = GlobalAddr::from_bits(words.next()?);

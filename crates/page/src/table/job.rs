@@ -1,5 +1,5 @@
-//! A merge for a memory server, as words: which tables it merges, what stays, and where its outputs
-//! go.
+//! A compaction job for a memory server, as words: its inputs, what to keep of them, and where the
+//! outputs go.
 //!
 //! ```text
 //! word 0   [words of an extent:32][level:8][index:8][bits:8][0:8]     1 [block bytes:32][0:32]
@@ -25,7 +25,7 @@ use super::meta::{SsTableClip, push_key, take_key};
 use super::packed::{halves, joined, take};
 use std::ops::Range;
 
-/// Most sources of a job.
+/// Maximum number of sources of a job.
 const MAX_SOURCES: u32 = 1_024;
 
 /// A table that a job merges.
@@ -35,22 +35,22 @@ pub struct JobSsTable {
     pub id: u64,
     /// Number of words of its records.
     pub data_words: u32,
-    /// Those that may have keys of the job's range: whole groups of records.
+    /// The words that may have keys of the job's range: whole groups of records.
     pub words: Range<u32>,
-    /// Where all its words lie, with its index: offsets, and words at each.
+    /// Where all of its words and its index lie: offsets, and the number of words at each.
     pub pieces: Vec<(u64, u64)>,
 }
 
-/// A merge for a memory server. All tables count with all their keys of the range.
+/// A compaction job for a memory server. All keys of its tables that are in the range take part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompactionOrder {
-    /// Each has tables with ascending keys.
+    /// The sources: each is a run of tables with ascending keys.
     pub sources: Vec<Vec<JobSsTable>>,
     /// The keys that are merged.
     pub range: SsTableClip,
     /// The bounds of the snapshots in use.
     pub snapshots: Vec<u64>,
-    /// The smallest and largest keys of the tables below.
+    /// The smallest and largest keys of the tables in deeper levels.
     pub below: Vec<(KeyBuf, KeyBuf)>,
     /// Outputs end at the first key beyond this number of words.
     pub table_words: u32,

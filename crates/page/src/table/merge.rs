@@ -7,9 +7,9 @@
 //! *Invariants*
 //! - lsm.J7. All versions of a key are in one output.
 //! - lsm.J8. Words that are no records of the source's table, and records out of order, end the
-//!   merge with [`DamagedSsTable`]. Before that, it has put out only what belongs before them.
-//!   Records outside the range count too: a source goes on to its end, and a key of the range that
-//!   comes behind one above the range is out of order.
+//!   merge with [`DamagedSsTable`]. Until then its output has only records that belong before the
+//!   damaged ones. Records outside the range count too: a source goes on to its end, and a key of
+//!   the range that comes behind one above the range is out of order.
 //!
 //! *Thread safety*: a plain value.
 
@@ -87,7 +87,7 @@ enum SsTableStretch {
     Above,
 }
 
-/// A sequence of records, of which a part is here.
+/// A sequence of records, of which a part was fed.
 #[derive(Clone, Debug, Default)]
 struct CompactionSource {
     table: u64,
@@ -159,7 +159,7 @@ impl Compaction {
     /// room again for its versions (lsm.J7).
     const MAX_OUTPUT_WORDS: u32 = MAX_TABLE_WORDS / 2;
 
-    /// A compaction of `sources` sources, all of which still need their first tables.
+    /// A compaction of `sources` sources, none of which has its first table yet.
     pub fn new(sources: usize, mut options: CompactionOptions) -> Self {
         options.table_words = options.table_words.min(Self::MAX_OUTPUT_WORDS);
         let survival = Survival::new(options.snapshots.clone(), options.below.clone());
@@ -181,7 +181,7 @@ impl Compaction {
         self.counts
     }
 
-    /// Outputs end at the first key beyond so many words of records from now on.
+    /// From now on, outputs end at the first key beyond this many words of records.
     pub fn limit_tables(&mut self, table_words: u32) {
         self.options.table_words = table_words.min(Self::MAX_OUTPUT_WORDS);
     }
@@ -200,9 +200,9 @@ impl Compaction {
         self.sources[source].words.len() - self.sources[source].at
     }
 
-    /// The next words of a source are of `table`, of which only the keys of `clip` count, and of
-    /// these only those of the compaction's range. Comes before the first words of each table, when
-    /// the source needs input.
+    /// Names the table of the next words of a source. Of it, only keys of `clip` count, and of
+    /// these only those of the compaction's range. Call this before the first words of each table,
+    /// when the source needs input.
     pub fn begin(
         &mut self,
         source: usize,

@@ -161,8 +161,8 @@ impl FormerChunks {
         (std::mem::take(&mut self.free), !self.now.is_empty())
     }
 
-    /// Keys are about to leave the range, with references to these chunks. What was found before
-    /// stays free. Returns whether there is anything.
+    /// Ends the search before keys with references to these chunks leave the range. Memory that was
+    /// found before stays free. Returns whether there is any.
     pub(super) fn give_up(&mut self) -> bool {
         if self.step != FormerStep::Rest {
             return false;

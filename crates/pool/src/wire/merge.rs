@@ -1,4 +1,4 @@
-//! Requests for merges of an LSM index's tables on their memory server.
+//! Requests for compactions of an LSM index's tables on their memory server.
 
 use super::table::messages;
 

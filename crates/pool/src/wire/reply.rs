@@ -69,7 +69,7 @@ messages! {
         },
         /// A step of a merge was made.
         14 => Merged {
-            /// All is merged.
+            /// Whether the compaction is complete.
             done: bool,
             /// The outputs that it has ended:
             /// [`SsTableMeta::encode`](farleaf_page::table::SsTableMeta::encode) of each, with

@@ -320,7 +320,8 @@ mod tests {
         assert_eq!(idle.remote_per_operation, None);
     }
 
-    /// Rates and stalls of LSM trees are differences; what they have is as of now.
+    /// Rates and stalls of LSM trees are differences between two samples; all other figures are
+    /// those of the later one.
     #[test]
     fn trees_have_figures_of_their_own() {
         let text = |done: u64| {

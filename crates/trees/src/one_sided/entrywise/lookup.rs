@@ -84,7 +84,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         Ok(found)
     }
 
-    /// The values of keys by whole pages.
+    /// Looks keys up by READs of whole leaves, instead of windows.
     pub(super) async fn get_pages<Q: Borrow<L::Key>>(
         &self,
         keys: &[Q],
