@@ -654,8 +654,8 @@ impl LsmShard {
         RightWaiter { shard: Arc::clone(shard), right }
     }
 
-    /// What `begin` returns, for a task that does what is due. `None` if an operation waits for
-    /// `right`.
+    /// Takes a right by `begin` for a background task. `None` if an operation waits for `right`,
+    /// which goes first.
     pub(super) fn begin_due<R>(
         shard: &Arc<Self>,
         right: TreeRight,

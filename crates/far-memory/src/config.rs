@@ -38,7 +38,7 @@ pub struct FarConfig {
     pub low_water_pages: u32,
     /// Pages leave until this many places are free.
     pub high_water_pages: u32,
-    /// Most pages that can be held in the buffer at the same time, at most half of it.
+    /// Maximum number of pages that can be held in the buffer at the same time; at most half of it.
     pub held_pages: u32,
     /// Memory that is taken from a memory server at a time: a multiple of `page_bytes`.
     pub chunk_bytes: usize,

@@ -89,7 +89,7 @@ struct PendingWork {
     gone: BTreeMap<u16, FabricError>,
     /// Why pages could not be written back the last time.
     stuck: Option<FarError>,
-    /// Pages that are held, each as often as it is held.
+    /// Number of holds of pages; a page that is held twice counts twice.
     holds: u32,
     task: Option<Waker>,
     has_work: bool,
@@ -104,7 +104,7 @@ const UNPLACED: u32 = u32::MAX;
 enum TouchCause {
     /// The program accesses it, and a thread may wait for that.
     Access,
-    /// It was asked for.
+    /// The program has requested it, without an access.
     Request,
 }
 
@@ -208,7 +208,7 @@ impl<F: Fabric, M: PageAccessProvider + 'static, S: ChunkSpace<F>> Pager<F, M, S
         pages_of(&self.0.config, bytes)
     }
 
-    /// Makes `access` to `page` possible, until something else is awaited.
+    /// Makes `access` to `page` possible until the caller's next await.
     ///
     /// # Errors
     /// [`FarError`] if the content cannot be read, or no room can be made for it.

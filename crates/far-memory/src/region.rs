@@ -43,9 +43,9 @@ pub struct FarRegion {
     config: FarConfig,
     requests: Arc<PagerRequests>,
     thread: Option<JoinHandle<()>>,
-    /// A child process has neither the pages nor the thread.
+    /// The process that made the region. Its child processes have neither the pages nor the thread.
     process: Pid,
-    /// Why it is not the first choice.
+    /// Why the provider is not the first choice; `None` if it is.
     fallback: Option<FarError>,
     // Dropped last (R1).
     backing: MappingOwner,

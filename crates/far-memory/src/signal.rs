@@ -81,7 +81,7 @@ const VACANT: u32 = 0;
 const WAITING: u32 = 1;
 const CALLED: u32 = 2;
 
-/// Where the handler finds the regions.
+/// An entry of the table by which the handler finds the region of an address.
 struct HandlerEntry {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -108,7 +108,8 @@ pub(crate) struct SignalRange {
     reader: OwnedFd,
     writer: OwnedFd,
     seats: Vec<AtomicU32>,
-    /// A child process has neither the mapping nor the pager.
+    /// The process that made the region. Its child processes have neither the mapping nor the
+    /// pager.
     process: Pid,
     _share: BufferShare,
 }

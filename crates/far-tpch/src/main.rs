@@ -34,8 +34,8 @@ use std::alloc::System;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// What queries make goes to an arena only while a thread is in a scope, which `--intermediates`
-/// begins.
+/// Allocations of queries go to an arena only while the thread is in a scope, which the code begins
+/// if `--intermediates` asks for it.
 #[global_allocator]
 static GLOBAL: FarGlobal<System> = FarGlobal::new(System, MIN_FAR_BYTES);
 

@@ -163,7 +163,7 @@ fn measure<L: RecordList>(
     Ok(())
 }
 
-/// Measures both, the other one first if asked.
+/// Measures dLSM's MemTable and the other one, the other one first if `other_first`.
 pub(super) fn live(
     records: &WrittenRecords,
     threads: u16,

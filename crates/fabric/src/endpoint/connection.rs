@@ -42,7 +42,7 @@ enum ConnectionState {
     Open,
 }
 
-/// The state without its data.
+/// The kind of a `ConnectionState`, without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionPhase {
     /// There is no connection.

@@ -18,7 +18,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::task::Waker;
 
-/// Each copy is tried so often at least, because one of a dead server can take all the patience.
+/// Minimum number of attempts for each copy, because a copy on a dead server can use up the whole
+/// time limit.
 const MIN_ROUNDS: u32 = 4;
 
 impl<F: Fabric, M: PageAccessProvider + 'static, S: ChunkSpace<F>> Pager<F, M, S> {
@@ -32,8 +33,8 @@ impl<F: Fabric, M: PageAccessProvider + 'static, S: ChunkSpace<F>> Pager<F, M, S
         })
     }
 
-    /// Reads the pages from one of their copies. Returns from which server, or which has failed
-    /// last.
+    /// Reads the pages from one of their copies. Returns the server that they came from, or the one
+    /// that failed last.
     async fn read(&self, run: &Range<u32>) -> (ServerId, Result<(), TransferFailure>) {
         let (chunks, transfers) = (&self.0.chunks, &self.0.transfers);
         let began_ns = transfers.fabric().now_ns();
@@ -51,7 +52,7 @@ impl<F: Fabric, M: PageAccessProvider + 'static, S: ChunkSpace<F>> Pager<F, M, S
                 if whole.len() == 1 {
                     return (at.server(), read);
                 }
-                // It has failed now, too: each is tried once more.
+                // The only copy on a working server has failed, too: try each copy once more.
                 copies.clear();
             }
             let is_hopeless = copies.is_empty();
@@ -219,7 +220,7 @@ impl<F: Fabric, M: PageAccessProvider + 'static, S: ChunkSpace<F>> Pager<F, M, S
     /// are others. Returns the number of copies that have them.
     async fn write(&self, run: &Range<u32>, servers: &[u32]) -> Result<usize, FarError> {
         let (chunks, transfers, page) = (&self.0.chunks, &self.0.transfers, run.start);
-        // Twice at most: a second attempt has one copy, which it tries.
+        // At most two rounds: in the second one only one copy is left, and it is tried.
         loop {
             let copies: Vec<_> = chunks.copies(page).collect();
             let is_target = |at: &GlobalAddr| servers.contains(&u32::from(at.server().number()));
