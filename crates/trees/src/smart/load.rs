@@ -40,8 +40,8 @@ struct RadixLoad<'a, F: Fabric, L: Layout> {
     /// The subtree with the last key.
     last: Option<UnlinkedSubtree>,
     in_flight: VecDeque<(GlobalAddr, NodeWords, F::Op<Buffer>)>,
-    /// The memory that the load has taken, except for that of `in_flight` and of WRITEs that may
-    /// still land (radix.M2).
+    /// The memory that the load has taken, except what a WRITE that is no longer in `in_flight` may
+    /// still change (radix.M2).
     leaves: Vec<LeafMemory>,
     nodes: Vec<NodeMemory>,
     /// Whether the root slot may lead to the tree.
