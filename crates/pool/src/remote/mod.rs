@@ -7,9 +7,9 @@
 //! still current. [`PageClient::commit`] writes a log entry and the page in one doorbell, which
 //! also unlocks the page.
 //!
-//! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs` and `identity.rs` add its functions for
-//! changes, and define the state that it keeps for them; `leaf_protocol.rs` defines what a design
-//! can add, which gets the client. So these five files use each other.
+//! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs` and `identity.rs` add its functions
+//! for changes, and define the state that it keeps for them; `leaf_protocol.rs` defines what a
+//! design can add, which gets the client. So these five files use each other.
 
 mod allocate;
 mod backoff;
@@ -24,7 +24,6 @@ mod edit;
 mod error;
 mod former;
 mod fresh;
-mod heads;
 mod identity;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod identity_tests;
@@ -57,7 +56,6 @@ pub use detector::{FailureDetector, ProbeRound};
 pub use error::{MissCause, RemoteError, contended};
 pub use former::FormerStep;
 pub use fresh::{FreshNode, FreshWriter};
-pub use heads::{head_image, head_leaves, list_leaf, open_head};
 pub use identity::{REGISTRAR, RedoSlot as LogSlot};
 pub use leaf_protocol::{HookFuture, LeafProtocol, UnresolvedCount};
 pub use leases::{ENDLESS, Leases, end_leases_of};

@@ -10,8 +10,8 @@
 //! - entries.E1. The holder READs the leaf after it has the lock, and acts on that copy.
 //! - entries.E2. The lock is released, or handed over, only after the WRITEs of the entry: the
 //!   unlock is posted after them to the same server (F3), and a hand-over awaits them.
-//! - entries.E3. A change of the whole leaf (`remote/split.rs`) happens under the entry lock too. The body
-//!   that it writes keeps the lock, except where a root becomes an inner page.
+//! - entries.E3. A change of the whole leaf (`remote/split.rs`) happens under the entry lock too.
+//!   The body that it writes keeps the lock, except where a root becomes an inner page.
 //! - entries.E4. An outcome that stays unknown leaves a doubt with the word of the acquisition,
 //!   which later operations of this client settle: if the leaf still has that word, the entries are
 //!   mended, then the lock is released.

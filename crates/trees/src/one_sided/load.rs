@@ -6,15 +6,13 @@
 //! - blink.L1. Page `i` of a level is on server `i mod S`.
 //! - blink.L2. Nothing reachable points to a loaded page before all of them are written.
 
+use super::heads::{head_leaves, list_leaf, open_head};
 use super::tree::BlinkTree;
 use crate::entry_lock::EntryClient;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::{AscendingCheck, IndexError, check_fill};
 use farleaf_page::{CarriedEntry, Layout, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight};
-use farleaf_pool::remote::{
-    FreshNode, FreshWriter, MissCause, PageChange, PageImage, RemoteError, head_leaves, list_leaf,
-    open_head,
-};
+use farleaf_pool::remote::{FreshNode, FreshWriter, MissCause, PageChange, PageImage, RemoteError};
 use farleaf_pool::wire::Refusal;
 
 /// A page under construction.
