@@ -9,7 +9,7 @@
 //!        leaves hash the low 24 bits)
 //! ```
 //!
-//! The holder of a leaf's entry lock (`remote::EntryHold`) adds a record by a WRITE of its key and
+//! The holder of a leaf's entry lock (`EntryHold`) adds a record by a WRITE of its key and
 //! value and another one of its check, replaces a value by one WRITE of value and check, and
 //! deletes a record by a WRITE of the check. Word 0 changes only with the whole page.
 //!

@@ -32,13 +32,14 @@ const FOLDERS: [(&str, &[Folder]); 6] = [
         "trees",
         &[
             (".", &[]),
-            ("one_sided", &["."]),
+            ("entry_lock", &[]),
+            ("one_sided", &["entry_lock", "."]),
             ("coarse", &[]),
             ("fine", &["one_sided", "."]),
             ("hybrid", &["one_sided", "."]),
             ("sherman", &["one_sided"]),
             ("chime", &["one_sided"]),
-            ("smart", &["."]),
+            ("smart", &["entry_lock", "."]),
         ],
     ),
 ];
@@ -375,7 +376,7 @@ fn invariants_have_names_of_their_own() {
 const CIRCLES: &[(&str, &[&str])] = &[
     ("page/", &["entries8", "fixed8"]),
     ("page/", &["layout", "view"]),
-    ("pool/remote/", &["commit", "entries", "identity", "lock", "pages"]),
+    ("pool/remote/", &["commit", "identity", "leaf_protocol", "lock", "pages"]),
     ("fabric-verbs/", &["cluster", "endpoint", "link"]),
     ("fabric/shm/", &["connection", "endpoint"]),
     ("fabric/sim/", &["endpoint", "events", "op", "server", "world"]),

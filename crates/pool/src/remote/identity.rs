@@ -10,7 +10,7 @@ use farleaf_page::Layout;
 use std::cell::{Cell, RefCell};
 
 /// The memory server that assigns numbers to clients and records the dead ones.
-pub(super) const REGISTRAR: ServerId = ServerId::new(0);
+pub const REGISTRAR: ServerId = ServerId::new(0);
 
 /// A client's number, logs and tickets. *Thread safety*: one endpoint's thread.
 #[derive(Debug)]
@@ -231,7 +231,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// This client's number. The first call registers the client by one RPC.
-    pub(super) async fn owner(&self) -> Result<u16, RemoteError> {
+    ///
+    /// # Errors
+    /// [`RemoteError`] if memory server 0 does not answer.
+    pub async fn owner(&self) -> Result<u16, RemoteError> {
         if let Some(owner) = self.identity.owner() {
             return Ok(owner);
         }
@@ -244,7 +247,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Registers a number.
-    pub(super) async fn register(&self) -> Result<u16, RemoteError> {
+    ///
+    /// # Errors
+    /// As [`PageClient::owner`].
+    pub async fn register(&self) -> Result<u16, RemoteError> {
         // Retrying after an unknown outcome only wastes a number.
         let reply = self.rpc.ask_idempotent(REGISTRAR, &OwnerRequest::Register).await?;
         let Reply::Owner { owner, .. } = reply else {

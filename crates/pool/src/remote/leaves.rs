@@ -8,11 +8,10 @@
 //!
 //! *Thread safety*: private to one task.
 
-use super::heads::listed;
 use super::{MissCause, PageClient, PageCopy, PendingRead, TimedPointer};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
-use farleaf_page::Layout;
 use farleaf_page::rules;
+use farleaf_page::{Layout, OwnedKey, Page};
 use std::collections::VecDeque;
 
 /// Maximum number of heads, and of siblings missing in their parents, between two leaves of a walk.
@@ -149,4 +148,9 @@ impl<'a, F: Fabric, L: Layout> LeafStream<'a, F, L> {
         }
         Ok(None)
     }
+}
+
+/// The leaves that a head lists (`one_sided/heads.rs` of the crate `trees` makes heads).
+fn listed<L: Layout>(head: Page<'_, L>) -> impl Iterator<Item = (OwnedKey<L>, GlobalAddr)> {
+    (0..head.count()).map(move |slot| (L::inner_key(head, slot), L::inner_child(head, slot)))
 }

@@ -14,6 +14,7 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
+use super::leaf_protocol::LeafHook;
 use super::pages::READ_RETRIES;
 use super::{Backoff, MissCause, PageClient, PageCopy, RemoteError};
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr};
@@ -46,8 +47,13 @@ impl LockedPage<'_> {
         self.at
     }
 
+    /// Word 0 while this client holds the page.
+    pub fn word(&self) -> LockWord {
+        self.word
+    }
+
     /// Records that the page is unlocked and nothing is left to settle.
-    pub(super) fn settled(mut self) {
+    pub fn settled(mut self) {
         self.hold.in_doubt = false;
     }
 
@@ -60,7 +66,7 @@ impl LockedPage<'_> {
 /// The mark of a page in `PageClient::held`. Dropping it leaves a doubt if the outcome is unknown
 /// (K4).
 #[derive(Debug)]
-pub(super) struct PageHold<'a> {
+pub struct PageHold<'a> {
     at: GlobalAddr,
     held: &'a RefCell<BTreeSet<GlobalAddr>>,
     doubts: &'a RefCell<Vec<UnresolvedLock>>,
@@ -84,7 +90,7 @@ impl Drop for PageHold<'_> {
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Marks a page as held by an operation of this client (K2).
-    pub(super) fn hold(&self, at: GlobalAddr) -> Option<PageHold<'_>> {
+    pub fn hold(&self, at: GlobalAddr) -> Option<PageHold<'_>> {
         // Not `then_some`: that would build a mark even on failure, and dropping it would remove
         // the other operation's mark.
         let marked = self.held.borrow_mut().insert(at);
@@ -92,7 +98,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Marks a page that is in doubt and therefore already marked. The caller takes over the doubt.
-    pub(super) fn hold_again(&self, at: GlobalAddr) -> PageHold<'_> {
+    pub fn hold_again(&self, at: GlobalAddr) -> PageHold<'_> {
         self.held.borrow_mut().insert(at);
         PageHold { at, held: &self.held, doubts: &self.doubts, in_doubt: false }
     }
@@ -110,7 +116,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// A page that is already locked in this client's name.
-    pub(super) fn already_locked<'a>(
+    pub fn already_locked<'a>(
         &self,
         mut hold: PageHold<'a>,
         at: GlobalAddr,
@@ -141,7 +147,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Takes the lock by the CAS from `before` to `word`.
-    pub(super) async fn swap_lock<'a>(
+    ///
+    /// # Errors
+    /// [`MissCause::Restart`] if the word is not `before`.
+    pub async fn swap_lock<'a>(
         &'a self,
         mut hold: PageHold<'a>,
         at: GlobalAddr,
@@ -268,7 +277,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     pub fn has_doubts(&self) -> bool {
         !self.doubts.borrow().is_empty()
             || !self.unfinished.borrow().is_empty()
-            || !self.entry_doubts.borrow().is_empty()
+            || self.leaf_hook.as_ref().is_some_and(LeafHook::has_unresolved)
             || !self.unreset.is_empty()
     }
 
@@ -327,11 +336,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 self.held.borrow_mut().remove(&doubt.at);
             }
         }
-        let entry_doubts = self.entry_doubts.borrow().clone();
-        for doubt in entry_doubts {
-            if self.settle_entry(&doubt).await.is_ok() {
-                self.entry_doubts.borrow_mut().retain(|other| !other.is(&doubt));
-            }
+        if let Some(hook) = self.leaf_hook.as_ref().filter(|hook| hook.has_unresolved()) {
+            hook.protocol.settle(self).await;
         }
         self.unreset.settle(self.fabric()).await;
         if !self.has_doubts() {

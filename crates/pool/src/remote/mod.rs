@@ -7,9 +7,9 @@
 //! still current. [`PageClient::commit`] writes a log entry and the page in one doorbell, which
 //! also unlocks the page.
 //!
-//! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs`, `entries.rs` and `identity.rs` add
-//! its functions for changes, and define the state that it keeps for them, so these five files use
-//! each other.
+//! `pages.rs` defines [`PageClient`]. `lock.rs`, `commit.rs` and `identity.rs` add its functions
+//! for changes, and define the state that it keeps for them; `leaf_protocol.rs` defines what a
+//! design can add, which gets the client. So these five files use each other.
 
 mod allocate;
 mod backoff;
@@ -21,24 +21,19 @@ mod commit;
 mod copy;
 mod detector;
 mod edit;
-mod entries;
-mod entry_locks;
-mod entry_versions;
 mod error;
 mod former;
 mod fresh;
-mod heads;
 mod identity;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod identity_tests;
+mod leaf_protocol;
 mod leases;
 mod leaves;
 mod loads;
 mod lock;
 mod pages;
 mod pieces;
-mod radix;
-mod radix_space;
 mod recover;
 mod redo;
 mod rpc;
@@ -46,7 +41,6 @@ mod settle;
 mod shares;
 mod split;
 mod unreset;
-mod windows;
 
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
@@ -59,21 +53,19 @@ pub use claim::ROOT_SERVER;
 pub use commit::{CommitState, PageChange};
 pub use copy::{PageCopy, PageImage, TimedPointer};
 pub use detector::{FailureDetector, ProbeRound};
-pub use entries::{EntryHold, EntryWords};
-pub use entry_locks::EntryLocks;
 pub use error::{MissCause, RemoteError, contended};
 pub use former::FormerStep;
 pub use fresh::{FreshNode, FreshWriter};
-pub use heads::{head_image, head_leaves, list_leaf, open_head};
-pub use identity::RedoSlot as LogSlot;
+pub use identity::{REGISTRAR, RedoSlot as LogSlot};
+pub use leaf_protocol::{HookFuture, LeafProtocol, UnresolvedCount};
 pub use leases::{ENDLESS, Leases, end_leases_of};
 pub use leaves::LeafStream;
-pub use lock::{LockedPage, SettleRight};
-pub use pages::{BUSY_WAIT_NS, BUSY_WAITS, GRACE_NS, PageClient, PendingRead, READ_RETRIES};
+pub use lock::{LockedPage, PageHold, SettleRight};
+pub use pages::{
+    BUSY_WAIT_NS, BUSY_WAITS, GRACE_NS, PageClient, PendingRead, READ_RETRIES, REREADS, SETTLES,
+};
 pub use pieces::{Pieces, all_done, both};
-pub use radix::{LeafChange, RadixClient, SlotSwap, node_of, reverse_of_leaf};
-pub use radix_space::NodeMemory;
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
 pub use split::PendingSeparator;
-pub use windows::{PendingPart, RecordPlace};
+pub use unreset::UnendedOperation;

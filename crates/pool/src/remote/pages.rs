@@ -14,16 +14,15 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::commit::UnresolvedCommit;
-use super::entries::UnresolvedEntry;
-use super::entry_locks::EntryLocks;
 use super::identity::{ClientIdentity, REGISTRAR};
+use super::leaf_protocol::LeafHook;
 use super::lock::UnresolvedLock;
-use super::unreset::UnresetServers;
+use super::unreset::{UnendedOperation, UnresetServers};
 use super::{
     Backoff, MissCause, NodeAllocator, PageCopy, PageImage, RemoteError, RpcClient, TimedPointer,
 };
 use crate::wire::OwnerRequest;
-use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
+use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_page::rules;
 use farleaf_page::{Layout, LockWord, NodeCarver};
@@ -39,9 +38,9 @@ pub const GRACE_NS: u64 = 10_000_000;
 /// Retries of a verb that changes nothing when its outcome is unknown.
 pub const READ_RETRIES: u32 = 16;
 /// READs of a page that fails validation before the caller restarts, and checks for a dead holder.
-pub(super) const REREADS: u32 = 24;
+pub const REREADS: u32 = 24;
 /// Attempts to settle a change of unknown outcome.
-pub(super) const SETTLES: u32 = 4 * READ_RETRIES;
+pub const SETTLES: u32 = 4 * READ_RETRIES;
 /// Polls for a free buffer before giving up.
 pub const BUSY_WAITS: u32 = 10_000;
 /// Pause between two attempts to get a buffer, in nanoseconds.
@@ -57,16 +56,10 @@ pub struct PageClient<F: Fabric, L: Layout> {
     pub(super) held: RefCell<BTreeSet<GlobalAddr>>,
     /// Pages that this client may hold without an operation that will unlock them.
     pub(super) doubts: RefCell<Vec<UnresolvedLock>>,
-    /// Entry locks that this client may hold without an operation that will release them.
-    pub(super) entry_doubts: RefCell<Vec<UnresolvedEntry>>,
     /// Servers to which something may still be on its way whose operation has ended.
     pub(super) unreset: UnresetServers,
-    /// The turns at entry locks, which the clients of a compute server share.
-    pub(super) entry_locks: Arc<EntryLocks>,
-    /// The number of the compute server that this client has found alive; 0 before that.
-    pub(super) entry_owner: Cell<u16>,
-    /// Whether what this client locks are leaves of a radix tree, not pages.
-    pub(super) radix_leaves: bool,
+    /// What the design adds, if its leaves are not locked as pages are.
+    pub(super) leaf_hook: Option<LeafHook<F, L>>,
     /// Commits that have begun but not finished (W4).
     pub(super) unfinished: RefCell<Vec<Rc<UnresolvedCommit<L>>>>,
     /// Whether a user of this client, such as a cache, may have an unsettled operation of its own.
@@ -126,11 +119,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             rpc: RpcClient::new(fabric),
             held: RefCell::default(),
             doubts: RefCell::default(),
-            entry_doubts: RefCell::default(),
             unreset: UnresetServers::default(),
-            entry_locks: Arc::new(EntryLocks::default()),
-            entry_owner: Cell::new(0),
-            radix_leaves: false,
+            leaf_hook: None,
             unfinished: RefCell::default(),
             doubtful: Cell::new(false),
             settling: Cell::new(false),
@@ -177,12 +167,18 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Takes a scratch buffer. While other tasks of this endpoint use all of them, waits for a
     /// bounded time.
-    pub(super) async fn buffer(&self, bytes: usize) -> Result<Buffer, RemoteError> {
+    ///
+    /// # Errors
+    /// [`RemoteError`] if none becomes free.
+    pub async fn buffer(&self, bytes: usize) -> Result<Buffer, RemoteError> {
         self.buffers(|| self.fabric().buffer(bytes)).await
     }
 
     /// Takes all scratch buffers that `take` takes, or none while it waits for a bounded time (R5).
-    pub(super) async fn buffers<T>(
+    ///
+    /// # Errors
+    /// As [`PageClient::buffer`].
+    pub async fn buffers<T>(
         &self,
         take: impl Fn() -> Result<T, FabricError>,
     ) -> Result<T, RemoteError> {
@@ -301,6 +297,26 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
+    /// Notes that the page or the leaf at `at`, whose lock has `word`, is in an operation's way. If
+    /// that lasts, the word's owner may be dead.
+    pub fn note_suspect(&self, at: GlobalAddr, word: LockWord) {
+        self.suspect.set(Some((at, word)));
+    }
+
+    /// Something is about to be posted to `server` that no page has a doubt about. If the guard is
+    /// dropped before that has landed, the connection is in doubt (K4).
+    #[inline]
+    pub fn may_land(&self, server: ServerId) -> UnendedOperation<'_> {
+        self.unreset.may_land(server)
+    }
+
+    /// What to look after if the page of this copy cannot be used: its entry lock, unless the whole
+    /// page is locked.
+    fn blocking_word(copy: &PageCopy<L>) -> LockWord {
+        let (word, entries) = (copy.word(), copy.page().entry_lock());
+        if entries.is_locked() && !word.is_locked() { entries } else { word }
+    }
+
     #[inline]
     fn is_sound(&self, copy: &PageCopy<L>) -> bool {
         let page = copy.page();
@@ -396,7 +412,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Posts a WRITE of `words`.
-    pub(super) async fn post_write(
+    ///
+    /// # Errors
+    /// [`RemoteError`] if no buffer becomes free.
+    pub async fn post_write(
         &self,
         at: GlobalAddr,
         words: impl ExactSizeIterator<Item = u64>,
@@ -406,7 +425,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Posts a WRITE of `words` from a buffer of their size.
-    pub(super) fn write_from(
+    pub fn write_from(
         &self,
         buffer: Buffer,
         at: GlobalAddr,

@@ -142,15 +142,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     async fn recover(&self, gone: LostClient, at: GlobalAddr) -> Result<(), MissCause> {
-        if self.radix_leaves {
-            return self.recover_leaf(gone.owner, at).await;
-        }
-        let found = self.read_raw(at).await?;
+        let found = match &self.leaf_hook {
+            Some(hook) => match hook.protocol.recover(self, gone.owner, at).await? {
+                Some(found) => found,
+                None => return Ok(()),
+            },
+            None => self.read_raw(at).await?,
+        };
         let word = found.word();
-        let entry_lock = found.page().entry_lock();
-        if entry_lock.is_locked() && entry_lock.owner() == gone.owner {
-            return self.recover_entries(&found).await;
-        }
         let is_complete = found.is_complete();
         if word.owner() != gone.owner || (!word.is_locked() && is_complete) {
             return Ok(());

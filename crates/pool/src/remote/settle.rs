@@ -37,7 +37,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Errors
     /// That of the last attempt.
-    pub(super) async fn until_settled(
+    pub async fn until_settled(
         &self,
         mut attempt: impl AsyncFnMut() -> Result<(), RemoteError>,
     ) -> Result<(), RemoteError> {

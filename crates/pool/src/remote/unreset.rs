@@ -39,7 +39,7 @@ impl UnresetServers {
 
 /// An operation that has not ended. Dropping it leaves a doubt.
 #[derive(Debug)]
-pub(super) struct UnendedOperation<'a> {
+pub struct UnendedOperation<'a> {
     unreset: &'a UnresetServers,
     server: Option<ServerId>,
 }
@@ -47,7 +47,7 @@ pub(super) struct UnendedOperation<'a> {
 impl UnendedOperation<'_> {
     /// It has landed, or never will.
     #[inline]
-    pub(super) fn landed(mut self) {
+    pub fn landed(mut self) {
         self.server = None;
     }
 }

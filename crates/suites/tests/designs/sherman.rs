@@ -339,7 +339,7 @@ fn a_lock_on_the_inner_root_neither_stays_nor_blocks() {
             one.insert(&key, &key).await.unwrap();
         }
         assert_eq!((read().await.page().level(), read().await.page().count()), (1, 2));
-        let hold = other.pages().hold_entries(root).await.unwrap();
+        let hold = other.entries().hold_entries(root).await.unwrap();
         assert!(read().await.page().entry_lock().is_locked());
         for key in 3..5 {
             one.insert(&key, &key).await.unwrap();
@@ -347,13 +347,13 @@ fn a_lock_on_the_inner_root_neither_stays_nor_blocks() {
         let copy = read().await;
         assert_eq!((copy.page().level(), copy.page().count()), (1, 4));
         assert!(!copy.page().entry_lock().is_locked(), "the new content has no lock");
-        other.pages().release_entries(hold).await;
-        let hold = other.pages().hold_entries(root).await.unwrap();
+        other.entries().release_entries(hold).await;
+        let hold = other.entries().hold_entries(root).await.unwrap();
         let third = open::<_, Tiny>(fabric.clone(), &computes[2]).await;
         let update = async { assert_eq!(third.update(&4, &5).await, Ok(true)) };
         let [_, atomics, ..] = counts(spent(&fabric, update).await);
         assert_eq!(atomics, 1, "the lock of the leaf");
-        other.pages().release_entries(hold).await;
+        other.entries().release_entries(hold).await;
     });
 }
 
@@ -366,11 +366,11 @@ fn a_load_waits_for_the_entry_lock_of_the_root() {
     cluster.run_one(|fabric| async move {
         let one = open::<_, Tiny>(fabric.clone(), &computes[0]).await;
         let other = open::<_, Tiny>(fabric, &computes[1]).await;
-        let hold = one.pages().hold_entries(root(&one).await).await.unwrap();
+        let hold = one.entries().hold_entries(root(&one).await).await.unwrap();
         let load = async || other.bulk_load((0..100).map(|key| (key, key)), 1.0).await;
         let refused = load().await;
         assert!(matches!(refused, Err(IndexError::Contended { .. })), "{refused:?}");
-        one.pages().release_entries(hold).await;
+        one.entries().release_entries(hold).await;
         assert_eq!(load().await, Ok(100));
         assert_eq!(one.scan(&ScanResult::range(..)).await.unwrap().len(), 100);
         assert_eq!(one.insert(&200, &1).await, Ok(true));
@@ -522,11 +522,11 @@ fn a_turn_in_doubt_is_not_passed_on() {
             };
             for_at_most(&fabric, ns, changes).await;
             *doubted.lock().unwrap() = one.pages().has_doubts();
-            let hold = other.pages().hold_entries(root).await;
+            let hold = other.entries().hold_entries(root).await;
             assert_eq!(hold.is_err(), one.pages().has_doubts(), "{ns}");
             drop(hold);
             one.pages().settle_all().await.unwrap();
-            drop(other.pages().hold_entries(root).await.unwrap());
+            drop(other.entries().hold_entries(root).await.unwrap());
             for key in 1..=3 {
                 let found = other.get(&key).await.unwrap();
                 let before = (key < 3).then_some(key);

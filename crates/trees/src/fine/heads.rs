@@ -3,10 +3,11 @@
 //! through the parent needs one there.
 
 use super::FineIndex;
+use crate::one_sided::{head_image, head_leaves};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::{DescentProbe, Layout, OwnedKey};
-use farleaf_pool::remote::{MissCause, PageChange, PageCopy, PageImage, head_image, head_leaves};
+use farleaf_pool::remote::{MissCause, PageChange, PageCopy, PageImage};
 
 /// Leaves, each with its low key and address.
 type Leaves<K> = Vec<(K, GlobalAddr)>;

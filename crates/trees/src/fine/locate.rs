@@ -120,6 +120,6 @@ impl<F: Fabric, L: Layout> LeafLocator for FineIndex<F, L> {
         source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        self.tree.load(source, fill, self.options.leaves_per_head).await
+        self.tree.load(source, fill, self.options.leaves_per_head, None).await
     }
 }

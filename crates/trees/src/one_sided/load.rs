@@ -6,14 +6,13 @@
 //! - blink.L1. Page `i` of a level is on server `i mod S`.
 //! - blink.L2. Nothing reachable points to a loaded page before all of them are written.
 
+use super::heads::{head_leaves, list_leaf, open_head};
 use super::tree::BlinkTree;
+use crate::entry_lock::EntryClient;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::{AscendingCheck, IndexError, check_fill};
 use farleaf_page::{CarriedEntry, Layout, NextPage, OwnedKey, OwnedValue, fill_end, filled_weight};
-use farleaf_pool::remote::{
-    FreshNode, FreshWriter, MissCause, PageChange, PageImage, RemoteError, head_leaves, list_leaf,
-    open_head,
-};
+use farleaf_pool::remote::{FreshNode, FreshWriter, MissCause, PageChange, PageImage, RemoteError};
 use farleaf_pool::wire::Refusal;
 
 /// A page under construction.
@@ -255,12 +254,13 @@ impl<F: Fabric, L: Layout> OneSidedLoad<'_, F, L> {
 
 impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     /// Loads ascending records into the empty tree. A head follows every `leaves_per_head` leaves;
-    /// with 0 there are none.
+    /// with 0 there are none. With `entries`, leaves are changed under their entry locks.
     pub(crate) async fn load(
         &self,
         source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
         leaves_per_head: u16,
+        entries: Option<EntryClient<'_, F, L>>,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
         self.pages.attempts(async || self.check_empty().await).await?;
@@ -282,7 +282,7 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
                 load.append(L::key(&key), L::value(&value)).await?;
             }
             if let Some(top) = load.finish().await? {
-                self.pages.attempts(async || self.show(&top).await).await?;
+                self.pages.attempts(async || self.show(&top, entries).await).await?;
             }
             Ok(order.count())
         }
@@ -304,14 +304,16 @@ impl<F: Fabric, L: Layout> BlinkTree<F, L> {
     }
 
     /// Writes the content of the top page to the root.
-    async fn show(&self, top: &PageImage<L>) -> Result<(), MissCause> {
-        if !L::BY_ENTRIES {
-            return self.replace_root(top).await;
-        }
+    async fn show(
+        &self,
+        top: &PageImage<L>,
+        entries: Option<EntryClient<'_, F, L>>,
+    ) -> Result<(), MissCause> {
+        let Some(entries) = entries else { return self.replace_root(top).await };
         // A change whose outcome its client does not know may still write an entry (entries.E3).
-        let mut hold = self.pages.hold_entries(self.root()).await?;
+        let mut hold = entries.hold_entries(self.root()).await?;
         let shown = hold.rewriting(self.replace_root(top)).await;
-        self.pages.end_entries(hold).await;
+        entries.end_entries(hold).await;
         shown
     }
 

@@ -17,6 +17,7 @@
 mod change;
 mod collect;
 pub mod entrywise;
+mod heads;
 mod load;
 mod scan;
 mod tidy;
@@ -27,6 +28,7 @@ pub(crate) use change::change as change_whole_leaf;
 pub use change::get_all;
 pub use collect::{Collect, CollectCursor, collect_in_background};
 pub(crate) use collect::{CollectOutcome, JoinedNodes, compact, join, join_below, lock_all};
+pub(crate) use heads::{head_image, head_leaves};
 #[doc(hidden)]
 pub use scan::scan_all;
 pub(crate) use tidy::{JoinPair, sparse_pair, tidy, tidy_path};

@@ -6,6 +6,7 @@
 
 use super::SmartOptions;
 use super::cache::SmartCache;
+use super::radix::RadixClient;
 use super::sides::{ClientRadixSides, SmartCompute};
 use super::together::UnresolvedChanges;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
@@ -14,7 +15,7 @@ use farleaf_index::{
     RecordsOf, ScanResult,
 };
 use farleaf_page::{DesignId, EditAction, Layout, MAX_RADIX_SERVERS, Octets, OwnedKey, RadixForm};
-use farleaf_pool::remote::{ROOT_SERVER, RadixClient, RemoteError, RpcClient};
+use farleaf_pool::remote::{ROOT_SERVER, RemoteError, RpcClient};
 use std::borrow::Borrow;
 use std::ops::Bound;
 

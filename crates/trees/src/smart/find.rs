@@ -5,6 +5,8 @@
 
 use super::SmartIndex;
 use super::cache::{DescentStart, SlotOf};
+use super::radix::reverse_of_leaf;
+use crate::entry_lock::{EntryHold, EntryLocks};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_page::rules;
@@ -12,7 +14,7 @@ use farleaf_page::{
     Layout, LeafCopy, NodeCopy, NodeSize, PathMatch, RadixChild, RadixSlot, SlotSearch,
     common_bytes,
 };
-use farleaf_pool::remote::{EntryHold, EntryLocks, MissCause, reverse_of_leaf};
+use farleaf_pool::remote::MissCause;
 
 /// Maximum number of steps of a descent, besides one for each byte of the key. A step is repeated
 /// if other clients have added nodes meanwhile.
@@ -124,10 +126,12 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 RadixChild::Leaf => {
                     let room = place.slot.leaf_room();
                     let hold = match turns {
-                        Some(turns) => Some(self.radix.hold_entries_by(turns, room.at).await?),
+                        Some(turns) => {
+                            Some(self.radix.turns().hold_entries_by(turns, room.at).await?)
+                        }
                         None => None,
                     };
-                    let leaf = self.radix.read_leaf(room).await?;
+                    let leaf = self.radix.leaves().read_leaf(room).await?;
                     let reverse = reverse_of_leaf(room.at);
                     self.check_reverse(&place, reverse, leaf.reverse);
                     if leaf.key[..] != *key {

@@ -6,9 +6,11 @@
 use super::SmartIndex;
 use super::cache::SlotOf;
 use super::find::{LeafGap, SlotPlace};
+use super::radix::SlotSwap;
+use super::radix_space::NodeMemory;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_page::{Layout, LeafCopy, LeafMemory, NodeCopy, NodeSize, RadixSlot};
-use farleaf_pool::remote::{MissCause, NodeMemory, RemoteError, SlotSwap};
+use farleaf_pool::remote::{MissCause, RemoteError};
 use smallvec::SmallVec;
 
 /// Memory that an operation has taken and no slot leads to, as far as it knows.

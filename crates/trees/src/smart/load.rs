@@ -7,12 +7,14 @@
 //! written, and the root slot is free until then.
 
 use super::SmartIndex;
+use super::radix::SlotSwap;
+use super::radix_space::NodeMemory;
 use farleaf_fabric::{Buffer, Fabric, GlobalAddr};
 use farleaf_index::{IndexError, check_fill};
 use farleaf_page::{
     Layout, LeafCopy, LeafMemory, NodeCopy, NodeSize, Octets, RadixSlot, common_bytes,
 };
-use farleaf_pool::remote::{MissCause, NodeMemory, RemoteError, SlotSwap};
+use farleaf_pool::remote::{MissCause, RemoteError};
 use farleaf_pool::wire::Refusal;
 use smallvec::SmallVec;
 use std::collections::VecDeque;

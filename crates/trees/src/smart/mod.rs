@@ -13,9 +13,10 @@
 //!    ├──▶ together           operations of several clients on one key
 //!    ├──▶ find ──▶ cache     where a key's leaf is, or would be
 //!    └──▶ link               new leaves and nodes
+//! all ──▶ radix ──▶ radix_space      nodes and leaves over one-sided verbs, and their memory
 //! ```
 //!
-//! *Invariants* (`remote/radix.rs` and `page/radix/mod.rs` have those of leaves and bytes)
+//! *Invariants* (`radix.rs` and `page/radix/mod.rs` have those of leaves and bytes)
 //! - smart.N1. The tree only grows. A slot changes from free to a leaf, from a leaf to the one of
 //!   its key that took its place (radix.B4), from a leaf or a node to a node above it, or to a
 //!   larger size of the same node; it never leads to less than before. No node and no leaf is
@@ -42,6 +43,8 @@ mod link;
 mod load;
 mod options;
 mod point;
+mod radix;
+mod radix_space;
 mod scan;
 mod sides;
 mod together;

@@ -3,12 +3,14 @@
 use super::SmartIndex;
 use super::find::RadixDescent;
 use super::link::SpareMemory;
+use super::radix::LeafChange;
 use super::together::{GroupAnswers, only};
+use crate::entry_lock::EntryHold;
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
 use farleaf_page::{EditAction, EditAnswer, LEAF_WORDS, Layout, LeafCopy, Octets, RadixSlot};
-use farleaf_pool::remote::{EntryHold, LeafChange, MissCause};
+use farleaf_pool::remote::MissCause;
 use std::cell::Cell;
 
 /// Maximum number of spare bytes in a leaf for a value that has outgrown its former leaf.
@@ -82,14 +84,15 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             let mut posted = Vec::with_capacity(keys.len());
             for key in keys {
                 let leaf = self.cache(key).leaf(key);
-                posted.push(leaf.and_then(|at| Some((at, self.radix.post_leaf(at).ok()?))));
+                posted
+                    .push(leaf.and_then(|at| Some((at, self.radix.leaves().post_leaf(at).ok()?))));
             }
             let mut leaves = Vec::with_capacity(keys.len());
             for read in posted {
                 // Look a key up singly if its leaf is missing, torn, or of another key.
                 leaves.push(match read {
                     Some((at, read)) => match read.await {
-                        Ok(buffer) => self.radix.leaf_in(at, &buffer),
+                        Ok(buffer) => self.radix.leaves().leaf_in(at, &buffer),
                         Err(_) => None,
                     },
                     None => None,
@@ -218,13 +221,16 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             Some(hold) => {
                 self.fabric().charge(Work::ChangeNode).await;
                 posted.set(true);
-                self.radix.write_leaf_in_turn(hold, &leaf, to).await?;
+                self.radix
+                    .leaves()
+                    .write_leaf_in_turn((self.radix.turns(), hold), &leaf, to)
+                    .await?;
             }
             None => {
-                let locked = self.radix.lock_leaf(&leaf).await?;
+                let locked = self.radix.leaves().lock_leaf(&leaf).await?;
                 self.fabric().charge(Work::ChangeNode).await;
                 posted.set(true);
-                self.radix.write_leaf(locked, &leaf, to).await?;
+                self.radix.leaves().write_leaf(locked, &leaf, to).await?;
             }
         }
         Ok(())
@@ -240,7 +246,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             (RadixDescent::Leaf(leaf, ..), Some(own)) if leaf.room == own => true,
             // Another client may have found it and moved it since (radix.B4).
             (RadixDescent::Leaf(..), Some(own)) if own.words() > LEAF_WORDS => {
-                self.radix.read_leaf(own).await?.moved().is_some()
+                self.radix.leaves().read_leaf(own).await?.moved().is_some()
             }
             _ => false,
         })

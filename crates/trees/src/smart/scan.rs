@@ -11,13 +11,14 @@
 
 use super::SmartIndex;
 use super::cache::KnownNode;
+use super::radix::node_of;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, Work};
 use farleaf_index::{IndexError, ScanResult};
 use farleaf_page::{
     Layout, LeafCopy, LeafMemory, NodeCopy, NodeSize, Octets, RadixChild, RadixSlot, just_after,
     just_before,
 };
-use farleaf_pool::remote::{MissCause, node_of};
+use farleaf_pool::remote::MissCause;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
@@ -233,7 +234,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         {
             let operation = match next {
                 NextInScan::Node(at, size, _) => self.post_node(*at, *size).map(Some),
-                NextInScan::Leaf(leaf) => self.radix.post_leaf(*leaf).map(Some),
+                NextInScan::Leaf(leaf) => self.radix.leaves().post_leaf(*leaf).map(Some),
                 NextInScan::Record(..) => Ok(None),
             };
             // Without a buffer, the first READ waits for one.
@@ -247,7 +248,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         }
         let mut early_posted = Vec::new();
         for at in leaves.into_iter().take(most) {
-            let Ok(operation) = self.radix.post_leaf(at) else { break };
+            let Ok(operation) = self.radix.leaves().post_leaf(at) else { break };
             early_posted.push((at, operation));
         }
         let mut read = Vec::with_capacity(posted.len());
@@ -259,7 +260,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             // No buffer is kept while a READ that is repeated may wait for one (R5).
             let copy = match (&next, buffer) {
                 (NextInScan::Leaf(leaf), Some(buffer)) => {
-                    self.radix.leaf_in(*leaf, &buffer).map(CopiedNode::Leaf)
+                    self.radix.leaves().leaf_in(*leaf, &buffer).map(CopiedNode::Leaf)
                 }
                 (NextInScan::Node(at, ..), Some(buffer)) => {
                     node_of(self.form, *at, &buffer).map(CopiedNode::Node)
@@ -271,7 +272,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
         let mut early = EarlyLeaves::new();
         for (at, operation) in early_posted {
             if let Some(buffer) = outcome_of(operation.await)?
-                && let Some(leaf) = self.radix.leaf_in(at, &buffer)
+                && let Some(leaf) = self.radix.leaves().leaf_in(at, &buffer)
             {
                 early.insert(at.at, leaf);
             }
@@ -300,7 +301,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
                 content.extend(self.record_of(range, leaf).await?);
             }
             (NextInScan::Leaf(at), _) => {
-                let leaf = self.radix.read_leaf(at).await?;
+                let leaf = self.radix.leaves().read_leaf(at).await?;
                 content.extend(self.record_of(range, leaf).await?);
             }
             (NextInScan::Node(at, size, known), copy) => {
@@ -337,7 +338,7 @@ impl<F: Fabric, L: Layout> SmartIndex<F, L> {
             if larger.leaf_words() <= leaf.room.words() {
                 return Err(MissCause::Restart); // radix.B4
             }
-            leaf = self.radix.read_leaf(larger.leaf_room()).await?;
+            leaf = self.radix.leaves().read_leaf(larger.leaf_room()).await?;
         }
         let value = leaf.found().filter(|_| range.has(&leaf.key));
         Ok(value.map(|value| NextInScan::Record(leaf.key, value)))

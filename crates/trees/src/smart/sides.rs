@@ -11,11 +11,11 @@
 use super::SmartOptions;
 use super::cache::SmartCache;
 use super::together::KeyGroups;
+use crate::entry_lock::EntryLocks;
 use crate::sides::{ClientSides, PerServer, SideErrors};
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
 use farleaf_page::{EditAction, EditAnswer, Octets, RadixSlot};
-use farleaf_pool::remote::EntryLocks;
 
 const REFUSALS: SideErrors = SideErrors {
     is_divided: "the keys of this index are divided among compute servers: open it as p-smart",

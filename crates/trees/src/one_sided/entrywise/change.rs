@@ -1,15 +1,14 @@
 //! Changes under a leaf's entry lock: lock, READ, WRITE of one entry with the unlock.
 
 use super::EntryTree;
+use crate::entry_lock::{EntryHold, EntryWords};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
 use farleaf_page::{
     DescentProbe, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, WalkStep, step,
 };
-use farleaf_pool::remote::{
-    EntryHold, EntryWords, MissCause, PageCopy, PageImage, RemoteError, TimedPointer,
-};
+use farleaf_pool::remote::{MissCause, PageCopy, PageImage, RemoteError, TimedPointer};
 use smallvec::SmallVec;
 
 /// Maximum number of siblings that one change follows. A longer chain would mean that clients do
@@ -71,12 +70,12 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         edit: EntryEdit<'_, L>,
         spare: &mut Vec<GlobalAddr>,
     ) -> Result<LeafTurn<EditAnswer<OwnedValue<L>>>, MissCause> {
-        let pages = &self.tree.pages;
+        let (pages, entries) = (&self.tree.pages, self.entries());
         let earlier = match pages.fabric().breaks(rules::READ_UNDER_LOCK) {
             true => Some(self.read(at).await?),
             false => None,
         };
-        let mut hold = match pages.hold_entries_by(self.sides.locks(owner), at).await {
+        let mut hold = match entries.hold_entries_by(self.sides.locks(owner), at).await {
             Err(MissCause::Restart) if at == self.tree.root() => {
                 // It may have become an inner page, whose lock others hold in vain.
                 self.read(at).await?;
@@ -97,7 +96,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         let copy = match copy {
             Ok(copy) => copy,
             Err(miss) => {
-                pages.release_entries(hold).await;
+                entries.release_entries(hold).await;
                 return Err(miss);
             }
         };
@@ -107,7 +106,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
             false => step(copy.page(), DescentProbe::At(edit.key), 0),
         };
         if next != WalkStep::Here {
-            pages.release_entries(hold).await;
+            entries.release_entries(hold).await;
             self.forget(DescentProbe::At(edit.key));
             return match next {
                 WalkStep::Right(to) => Ok(LeafTurn::Right(to)),
@@ -116,32 +115,32 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         }
         let of_leaf = self.sides.owner_of(DescentProbe::At(L::key(&L::low(copy.page()))));
         if of_leaf != owner {
-            pages.release_entries(hold).await;
+            entries.release_entries(hold).await;
             return Ok(LeafTurn::Of(of_leaf));
         }
         let image = PageImage::of(copy.page());
         match edit.apply(image.page()) {
             LeafOutcome::Nothing(answer) => {
-                pages.release_entries(hold).await;
+                entries.release_entries(hold).await;
                 Ok(LeafTurn::Done(answer))
             }
             LeafOutcome::Changed { answer, words, .. } => {
                 pages.fabric().charge(Work::ChangeNode).await;
                 if let Some(writes) = L::entry_writes(words.front()) {
-                    pages.write_entries(hold, &image, &listed(writes)).await?;
+                    entries.write_entries(hold, &image, &listed(writes)).await?;
                 } else if pages.fabric().breaks(rules::MOVES_VERSIONED) {
-                    pages.write_entries(hold, &image, &[words.front()]).await?;
+                    entries.write_entries(hold, &image, &[words.front()]).await?;
                 } else {
                     // Entries move only with the version of the page (hops.P2).
                     let rewritten = hold.rewriting(pages.replace(&copy, image)).await;
-                    pages.end_entries(hold).await;
+                    entries.end_entries(hold).await;
                     rewritten?;
                 }
                 Ok(LeafTurn::Done(answer))
             }
             LeafOutcome::Full => {
                 let Some(entry) = edit.new_record() else {
-                    pages.release_entries(hold).await;
+                    entries.release_entries(hold).await;
                     return Err(RemoteError::BadReply { server: at.server() }.into());
                 };
                 let answer = edit.answer_after_split(copy.page());
@@ -150,7 +149,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
                     self.tree.split_page(&copy, &entry, spare).await
                 };
                 let split = hold.rewriting(split).await;
-                pages.end_entries(hold).await;
+                entries.end_entries(hold).await;
                 self.tree.install_all(split?, spare).await;
                 self.forget(DescentProbe::At(edit.key));
                 Ok(LeafTurn::Done(answer))
@@ -163,7 +162,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         if !self.by_versions || at == self.tree.root() {
             return self.read(at).await;
         }
-        let copy = self.tree.pages.read_between_versions(at).await?;
+        let copy = self.read_between_versions(at).await?;
         self.tree.pages.fabric().charge(Work::VisitNode).await;
         Ok(copy)
     }
@@ -182,11 +181,11 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         at: GlobalAddr,
         edit: EntryEdit<'_, L>,
     ) -> Result<Result<EditAnswer<OwnedValue<L>>, EntryHold<'a>>, MissCause> {
-        let pages = &self.tree.pages;
-        let window = match pages.read_window(at, edit.key).await {
+        let (pages, entries) = (&self.tree.pages, self.entries());
+        let window = match self.read_window(at, edit.key).await {
             Ok(window) => self.covering(window, edit.key),
             Err(error) => {
-                pages.release_entries(hold).await;
+                entries.release_entries(hold).await;
                 return Err(error.into());
             }
         };
@@ -194,13 +193,13 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         let Some(image) = window else { return Ok(Err(hold)) };
         match edit.apply(image.page()) {
             LeafOutcome::Nothing(answer) => {
-                pages.release_entries(hold).await;
+                entries.release_entries(hold).await;
                 Ok(Ok(answer))
             }
             LeafOutcome::Changed { answer, words, .. } => {
                 let Some(writes) = L::entry_writes(words.front()) else { return Ok(Err(hold)) };
                 pages.fabric().charge(Work::ChangeNode).await;
-                pages.write_entries(hold, &image, &listed(writes)).await?;
+                entries.write_entries(hold, &image, &listed(writes)).await?;
                 Ok(Ok(answer))
             }
             LeafOutcome::Full => Ok(Err(hold)),

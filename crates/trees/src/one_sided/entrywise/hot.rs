@@ -12,9 +12,9 @@
 //!
 //! *Thread safety*: shared by all threads of a compute server.
 
+use super::windows::RecordPlace;
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_page::{Layout, OwnedKey};
-use farleaf_pool::remote::RecordPlace;
 
 /// Lookups that a guess outlasts without being used itself, at most.
 const MAX_HEAT: u32 = 16;

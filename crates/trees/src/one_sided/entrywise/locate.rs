@@ -213,6 +213,7 @@ impl<F: Fabric, L: Layout> LeafLocator for EntryTree<F, L> {
         source: impl Iterator<Item = Result<(OwnedKey<L>, OwnedValue<L>), IndexError>>,
         fill: f64,
     ) -> Result<u64, IndexError> {
-        self.tree.load(source, fill, 0).await
+        let entries = L::BY_ENTRIES.then(|| self.entries());
+        self.tree.load(source, fill, 0, entries).await
     }
 }

@@ -1,11 +1,12 @@
 //! Lookups: of a key by the window of its leaf, or of several keys together.
 
 use super::EntryTree;
+use super::windows::RecordPlace;
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
 use farleaf_index::IndexError;
 use farleaf_page::rules;
 use farleaf_page::{DescentProbe, FencePosition, Layout, OwnedValue, WalkStep};
-use farleaf_pool::remote::{MissCause, PageCopy, PageImage, RecordPlace, TimedPointer};
+use farleaf_pool::remote::{MissCause, PageCopy, PageImage, TimedPointer};
 use std::borrow::Borrow;
 
 impl<F: Fabric, L: Layout> EntryTree<F, L> {
@@ -18,13 +19,13 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     ) -> Result<Option<Option<OwnedValue<L>>>, MissCause> {
         let (pages, hot) = (&self.tree.pages, self.sides.hot(DescentProbe::At(key)));
         if let Some(place) = hot.guess(key) {
-            if let Some(value) = pages.read_record(&place, key).await? {
+            if let Some(value) = self.read_record(&place, key).await? {
                 return Ok(Some(Some(value)));
             }
             hot.forget(key);
         }
         let leaf = self.leaf_of(DescentProbe::At(key)).await?;
-        let window = pages.read_window(leaf, key).await?;
+        let window = self.read_window(leaf, key).await?;
         pages.fabric().charge(Work::VisitNode).await;
         let Some(window) = self.covering(window, key) else { return Ok(None) };
         if hot.bytes() > 0
@@ -58,7 +59,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         let (mut posted, mut others) = (Vec::with_capacity(keys.len()), Vec::new());
         for (number, key) in keys.iter().enumerate() {
             let pending = match self.cached_leaf(key.borrow()) {
-                Some(leaf) => self.tree.pages.post_window(leaf, key.borrow())?,
+                Some(leaf) => self.post_window(leaf, key.borrow())?,
                 None => None,
             };
             match pending {
@@ -68,7 +69,7 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
         }
         for (number, pending) in posted {
             let key = keys[number].borrow();
-            let window = self.tree.pages.finish_window(pending, key).await?;
+            let window = self.finish_window(pending, key).await?;
             self.tree.pages.fabric().charge(Work::VisitNode).await;
             match self.covering(window, key) {
                 Some(window) => found[number] = Some(L::leaf_get(window.page(), key)),

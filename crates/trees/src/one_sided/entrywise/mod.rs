@@ -25,16 +25,20 @@ mod locate;
 mod lookup;
 mod options;
 mod sides;
+mod versions;
+mod windows;
 
 pub use options::EntrywiseOptions;
 pub use sides::EntrywiseCompute;
 
 use super::BlinkTree;
+use crate::entry_lock::{EntryClient, EntryState};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::IndexError;
 use farleaf_page::{DesignId, Layout};
 use farleaf_pool::remote::{PageClient, PageImage, RpcClient};
 use sides::ClientEntrySides;
+use std::rc::Rc;
 
 /// Divided keys are changed without locks.
 pub(crate) const NO_VERSIONS: IndexError =
@@ -87,15 +91,18 @@ pub(crate) async fn open<F: Fabric, L: Layout>(
     }
     compute.all.check_open(&rpc, EntrywiseOptions::is_divided(word)).await?;
     let sides = compute.sides(fabric.compute_server());
+    let locking = Rc::new(EntryState::new(sides.any_locks()));
     let pages = PageClient::new(fabric, EntrywiseOptions::chunk_bytes(word));
-    let pages = pages.with_entry_locks(sides.any_locks());
-    Ok(EntryTree { tree: BlinkTree::new(pages, root), sides, by_versions })
+    let pages = pages.with_leaf_protocol(locking.clone(), locking.unresolved());
+    Ok(EntryTree { tree: BlinkTree::new(pages, root), locking, sides, by_versions })
 }
 
 /// A handle on an index with entrywise leaves.
 #[derive(Debug)]
 pub struct EntryTree<F: Fabric, L: Layout> {
     tree: BlinkTree<F, L>,
+    /// Shared with the hook of the tree's pages.
+    locking: Rc<EntryState>,
     sides: ClientEntrySides<L>,
     /// Whether lookups read the versions in locks (entries.V1).
     by_versions: bool,
@@ -107,5 +114,10 @@ impl<F: Fabric, L: Layout> EntryTree<F, L> {
     /// The client for the tree's pages, for tests and tools.
     pub fn pages(&self) -> &PageClient<F, L> {
         &self.tree.pages
+    }
+
+    /// The client for the leaves' entry locks, for tests too.
+    pub fn entries(&self) -> EntryClient<'_, F, L> {
+        EntryClient::new(&self.tree.pages, &self.locking)
     }
 }

@@ -10,11 +10,11 @@
 use super::EntrywiseOptions;
 use super::cache::NodeCache;
 use super::hot::HotEntries;
+use crate::entry_lock::EntryLocks;
 use crate::sides::{ClientSides, PerServer, SideErrors};
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
 use farleaf_page::{DescentProbe, Layout, OwnedKey};
-use farleaf_pool::remote::EntryLocks;
 
 const REFUSALS: SideErrors = SideErrors {
     is_divided: "the keys of this index are divided among compute servers: open it as p-sherman",

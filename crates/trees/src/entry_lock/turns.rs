@@ -50,18 +50,18 @@ struct LockQueue {
 
 impl EntryLocks {
     /// Locks that at most this many clients in a row get by hand-over.
-    pub fn new(most_in_a_row: u32) -> Self {
+    pub(crate) fn new(most_in_a_row: u32) -> Self {
         Self { most_in_a_row, ..Self::default() }
     }
 
     /// Locks of leaves that only the clients of one compute server change: a turn is enough.
-    pub fn exclusive() -> Self {
+    pub(crate) fn exclusive() -> Self {
         Self { is_exclusive: true, ..Self::default() }
     }
 
     /// The same locks, with words that show whether a leaf has changed (entries.V1).
     #[must_use]
-    pub fn with_versions(self) -> Self {
+    pub(crate) fn with_versions(self) -> Self {
         Self { has_versions: true, ..self }
     }
 

@@ -7,15 +7,16 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::{PageClient, PageImage, RemoteError};
+use super::EntryTree;
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
 use farleaf_page::rules;
 use farleaf_page::{Layout, LockWord, OwnedValue};
+use farleaf_pool::remote::{PageImage, RemoteError};
 use std::ops::Range;
 
 /// A READ of some words of a leaf in flight.
-pub struct PendingPart<F: Fabric> {
+pub(super) struct PendingPart<F: Fabric> {
     at: GlobalAddr,
     words: Range<usize>,
     operation: F::Op<Buffer>,
@@ -23,25 +24,26 @@ pub struct PendingPart<F: Fabric> {
 
 /// Where a record was in a version of a leaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RecordPlace {
+pub(super) struct RecordPlace {
     /// The leaf.
-    pub leaf: GlobalAddr,
+    pub(super) leaf: GlobalAddr,
     /// Its words.
-    pub words: Range<usize>,
+    pub(super) words: Range<usize>,
     /// The leaf's word 0 when the record was there.
-    pub version: LockWord,
+    pub(super) version: LockWord,
 }
 
-impl<F: Fabric, L: Layout> PageClient<F, L> {
+impl<F: Fabric, L: Layout> EntryTree<F, L> {
     /// Posts a READ of some words of the leaf at `at`. `None` if no buffer is free.
     fn post_part(
         &self,
         at: GlobalAddr,
         words: Range<usize>,
     ) -> Result<Option<PendingPart<F>>, RemoteError> {
-        match self.fabric().buffer(words.len() * 8) {
+        match self.tree.pages.fabric().buffer(words.len() * 8) {
             Ok(buffer) => {
-                let operation = self.fabric().read(at.plus(words.start as u64 * 8), buffer);
+                let operation =
+                    self.tree.pages.fabric().read(at.plus(words.start as u64 * 8), buffer);
                 Ok(Some(PendingPart { at, words, operation }))
             }
             Err(FabricError::NoBuffer { .. }) => Ok(None),
@@ -70,7 +72,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Posts a READ of the window of `key` in the leaf at `at`. `None` if no buffer is free.
-    pub fn post_window(
+    pub(super) fn post_window(
         &self,
         at: GlobalAddr,
         key: &L::Key,
@@ -80,23 +82,23 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Waits for a READ of the window of `key`, and makes a page of it. `None` if the window is not
     /// whole, or if the outcome is unknown.
-    pub async fn finish_window(
+    pub(super) async fn finish_window(
         &self,
         pending: PendingPart<F>,
         key: &L::Key,
     ) -> Result<Option<PageImage<L>>, RemoteError> {
         let at = pending.at;
         let Some(image) = self.finish_part(pending).await? else { return Ok(None) };
-        let unchecked = self.fabric().breaks(rules::ENTRIES_CHECKED);
+        let unchecked = self.tree.pages.fabric().breaks(rules::ENTRIES_CHECKED);
         let is_whole = L::open_window(image.page(), at, key, unchecked);
         if !is_whole {
-            self.fabric().counters().count_retry();
+            self.tree.pages.fabric().counters().count_retry();
         }
         Ok(is_whole.then_some(image))
     }
 
-    /// READs the window of `key` in the leaf at `at`, as [`PageClient::finish_window`].
-    pub async fn read_window(
+    /// READs the window of `key` in the leaf at `at`, as [`EntryTree::finish_window`].
+    pub(super) async fn read_window(
         &self,
         at: GlobalAddr,
         key: &L::Key,
@@ -109,7 +111,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// READs the place of a record. Returns its value if the record is still there, in the same
     /// version of the leaf: then that leaf is still the key's.
-    pub async fn read_record(
+    pub(super) async fn read_record(
         &self,
         place: &RecordPlace,
         key: &L::Key,
@@ -119,7 +121,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         };
         let Some(image) = self.finish_part(pending).await? else { return Ok(None) };
         image.words()[0].store(place.version.to_bits(), Ordering::Relaxed);
-        if self.fabric().breaks(rules::HOT_CHECKED) {
+        if self.tree.pages.fabric().breaks(rules::HOT_CHECKED) {
             L::seal_entries(image.page());
         }
         Ok(L::leaf_get(image.page(), key))

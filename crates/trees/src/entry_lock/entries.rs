@@ -10,8 +10,8 @@
 //! - entries.E1. The holder READs the leaf after it has the lock, and acts on that copy.
 //! - entries.E2. The lock is released, or handed over, only after the WRITEs of the entry: the
 //!   unlock is posted after them to the same server (F3), and a hand-over awaits them.
-//! - entries.E3. A change of the whole leaf (`split.rs`) happens under the entry lock too. The body
-//!   that it writes keeps the lock, except where a root becomes an inner page.
+//! - entries.E3. A change of the whole leaf (`remote/split.rs`) happens under the entry lock too.
+//!   The body that it writes keeps the lock, except where a root becomes an inner page.
 //! - entries.E4. An outcome that stays unknown leaves a doubt with the word of the acquisition,
 //!   which later operations of this client settle: if the leaf still has that word, the entries are
 //!   mended, then the lock is released.
@@ -22,19 +22,19 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::entry_locks::EntryLocks;
-use super::identity::REGISTRAR;
-use super::pages::{BUSY_WAIT_NS, SETTLES};
-use super::pieces::all_done;
-use super::{Backoff, MissCause, PageClient, PageCopy, PageImage, RemoteError};
-use crate::wire::{OwnerRequest, Refusal, Reply};
+use super::EntryLocks;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr};
 use farleaf_page::rules;
 use farleaf_page::{ENTRY_LOCK_WORD, Layout, LockWord};
+use farleaf_pool::remote::{
+    BUSY_WAIT_NS, Backoff, HookFuture, LeafProtocol, MissCause, PageClient, PageCopy, PageImage,
+    REGISTRAR, RemoteError, SETTLES, UnresolvedCount, all_done,
+};
+use farleaf_pool::wire::{OwnerRequest, Refusal, Reply};
 use smallvec::SmallVec;
-use std::cell::RefCell;
-use std::ops::Range;
+use std::cell::{Cell, RefCell};
+use std::ops::{Deref, Range};
 
 /// CASes of one attempt to take a lock, before the operation starts again.
 const SWAPS: u32 = 8;
@@ -48,7 +48,7 @@ const SWAP_PAUSE_NS: u64 = 4_000;
 
 /// An entry lock that this client may hold without an operation that will release it.
 #[derive(Clone, Debug)]
-pub(super) struct UnresolvedEntry {
+pub(crate) struct UnresolvedEntry {
     at: GlobalAddr,
     lock: UnresolvedEntryLock,
 }
@@ -62,8 +62,13 @@ enum UnresolvedEntryLock {
 }
 
 impl UnresolvedEntry {
+    /// The leaf.
+    pub(crate) fn at(&self) -> GlobalAddr {
+        self.at
+    }
+
     /// Whether both are about the same acquisition.
-    pub(super) fn is(&self, other: &Self) -> bool {
+    fn is(&self, other: &Self) -> bool {
         let same = match (&self.lock, &other.lock) {
             (UnresolvedEntryLock::Word(one), UnresolvedEntryLock::Word(other)) => one == other,
             (UnresolvedEntryLock::Turn(_, one), UnresolvedEntryLock::Turn(_, other)) => {
@@ -75,15 +80,105 @@ impl UnresolvedEntry {
     }
 }
 
+/// The doubts of one client. Their number is kept where the page client looks.
+#[derive(Debug, Default)]
+struct UnresolvedEntries {
+    all: RefCell<Vec<UnresolvedEntry>>,
+    count: UnresolvedCount,
+}
+
+impl UnresolvedEntries {
+    fn add(&self, doubt: UnresolvedEntry) {
+        let mut all = self.all.borrow_mut();
+        all.push(doubt);
+        self.count.set(all.len());
+    }
+
+    fn remove(&self, doubt: &UnresolvedEntry) {
+        let mut all = self.all.borrow_mut();
+        all.retain(|other| !other.is(doubt));
+        self.count.set(all.len());
+    }
+}
+
+/// What one client knows of the entry locks that it takes. *Thread safety*: its endpoint's thread.
+#[derive(Debug)]
+pub struct EntryState {
+    doubts: UnresolvedEntries,
+    /// The turns at entry locks, which the clients of a compute server share.
+    locks: Arc<EntryLocks>,
+    /// The number of the compute server that this client has found alive; 0 before that.
+    owner: Cell<u16>,
+}
+
+impl EntryState {
+    /// Of a client that takes its turns among those that share `locks`.
+    pub(crate) fn new(locks: Arc<EntryLocks>) -> Self {
+        Self { doubts: UnresolvedEntries::default(), locks, owner: Cell::new(0) }
+    }
+
+    /// How many doubts there are.
+    pub(crate) fn unresolved(&self) -> UnresolvedCount {
+        self.doubts.count.clone()
+    }
+
+    /// Settles what this client has left in doubt (entries.E4): `mend` mends a leaf that nothing of
+    /// this client is on its way to.
+    pub(crate) async fn settle_all<F: Fabric, L: Layout>(
+        &self,
+        pages: &PageClient<F, L>,
+        mend: impl AsyncFn(&UnresolvedEntry) -> Result<(), MissCause>,
+    ) {
+        let doubts = self.doubts.all.borrow().clone();
+        for doubt in doubts {
+            let settle = async || {
+                pages.fabric().reset(doubt.at.server()).await?;
+                mend(&doubt).await
+            };
+            if settle().await.is_ok() {
+                if let UnresolvedEntryLock::Turn(locks, ticket) = &doubt.lock {
+                    locks.leave(doubt.at, *ticket);
+                }
+                self.doubts.remove(&doubt);
+            }
+        }
+    }
+}
+
+impl<F: Fabric, L: Layout> LeafProtocol<F, L> for EntryState {
+    fn settle<'a>(&'a self, pages: &'a PageClient<F, L>) -> HookFuture<'a, ()> {
+        let client = EntryClient::new(pages, self);
+        Box::pin(self.settle_all(pages, async move |doubt| client.mend_entries(doubt).await))
+    }
+
+    fn recover<'a>(
+        &'a self,
+        pages: &'a PageClient<F, L>,
+        gone: u16,
+        at: GlobalAddr,
+    ) -> HookFuture<'a, Result<Option<PageCopy<L>>, MissCause>> {
+        Box::pin(async move {
+            let found = pages.read_raw(at).await?;
+            let entry_lock = found.page().entry_lock();
+            if entry_lock.is_locked() && entry_lock.owner() == gone {
+                return EntryClient::new(pages, self).recover_entries(&found).await.map(|()| None);
+            }
+            Ok(Some(found))
+        })
+    }
+}
+
 /// Leaves a doubt when it is dropped.
 struct UnresolvedOnDrop<'a> {
-    doubts: &'a RefCell<Vec<UnresolvedEntry>>,
+    doubts: &'a UnresolvedEntries,
     doubt: Option<UnresolvedEntry>,
 }
 
 impl Drop for UnresolvedOnDrop<'_> {
     fn drop(&mut self) {
-        self.doubts.borrow_mut().extend(self.doubt.take());
+        if let Some(doubt) = self.doubt.take() {
+            self.doubts.add(doubt);
+        }
     }
 }
 
@@ -91,7 +186,7 @@ impl Drop for UnresolvedOnDrop<'_> {
 #[derive(Debug)]
 pub struct EntryHold<'a> {
     locks: &'a Arc<EntryLocks>,
-    doubts: &'a RefCell<Vec<UnresolvedEntry>>,
+    doubts: &'a UnresolvedEntries,
     at: GlobalAddr,
     ticket: u64,
     /// The word that the leaf has, or may have, because of this hold.
@@ -107,13 +202,11 @@ impl Drop for EntryHold<'_> {
         let at = self.at;
         if self.may_land && self.locks.is_exclusive() {
             let lock = UnresolvedEntryLock::Turn(self.locks.clone(), self.ticket);
-            return self.doubts.borrow_mut().push(UnresolvedEntry { at, lock });
+            return self.doubts.add(UnresolvedEntry { at, lock });
         }
         let untaken = self.locks.leave(at, self.ticket).map(|(word, _)| word);
         if let Some(word) = self.word.or(untaken) {
-            self.doubts
-                .borrow_mut()
-                .push(UnresolvedEntry { at, lock: UnresolvedEntryLock::Word(word) });
+            self.doubts.add(UnresolvedEntry { at, lock: UnresolvedEntryLock::Word(word) });
         }
     }
 }
@@ -153,41 +246,63 @@ impl EntryHold<'_> {
 }
 
 /// The place of words in an image.
-pub type EntryWords = Range<usize>;
+pub(crate) type EntryWords = Range<usize>;
 
-impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// Shares the turns at entry locks with the other clients of a compute server.
-    #[must_use]
-    pub fn with_entry_locks(mut self, locks: Arc<EntryLocks>) -> Self {
-        self.entry_locks = locks;
-        self
+/// One client's access to leaves with entry locks.
+#[derive(Debug)]
+pub struct EntryClient<'a, F: Fabric, L: Layout> {
+    pages: &'a PageClient<F, L>,
+    state: &'a EntryState,
+}
+
+// Not derived: the derive would require more of `F` and `L`.
+impl<F: Fabric, L: Layout> Clone for EntryClient<'_, F, L> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: Fabric, L: Layout> Copy for EntryClient<'_, F, L> {}
+
+impl<F: Fabric, L: Layout> Deref for EntryClient<'_, F, L> {
+    type Target = PageClient<F, L>;
+
+    fn deref(&self) -> &PageClient<F, L> {
+        self.pages
+    }
+}
+
+impl<'a, F: Fabric, L: Layout> EntryClient<'a, F, L> {
+    /// Of the client of `pages`, whose hook has this state.
+    pub(crate) fn new(pages: &'a PageClient<F, L>, state: &'a EntryState) -> Self {
+        Self { pages, state }
     }
 
     /// The number under which a compute server's clients lock entries. The first call registers it
     /// by one RPC.
-    async fn entry_owner(&self, locks: &EntryLocks) -> Result<u16, RemoteError> {
+    async fn entry_owner(self, locks: &EntryLocks) -> Result<u16, RemoteError> {
         if let Some(owner) = locks.owner() {
             return self.living_owner(owner).await;
         }
         let owner = self.register().await?;
         let first = locks.set_owner(owner);
-        self.entry_owner.set(first);
+        self.state.owner.set(first);
         if first != owner {
             // Another client registered one meanwhile. If this request is lost, so is the number.
-            drop(self.rpc.post(REGISTRAR, &OwnerRequest::Retire { owner }));
+            drop(self.rpc().post(REGISTRAR, &OwnerRequest::Retire { owner }));
         }
         Ok(first)
     }
 
     /// The number that another client has registered, after a check that it was not declared dead:
     /// other clients take the locks of dead ones over. One RPC by each handle.
-    async fn living_owner(&self, owner: u16) -> Result<u16, RemoteError> {
-        if self.entry_owner.get() == owner {
+    async fn living_owner(self, owner: u16) -> Result<u16, RemoteError> {
+        if self.state.owner.get() == owner {
             return Ok(owner);
         }
-        match self.rpc.ask_idempotent(REGISTRAR, &OwnerRequest::OwnerState { owner }).await? {
+        match self.rpc().ask_idempotent(REGISTRAR, &OwnerRequest::OwnerState { owner }).await? {
             Reply::Owner { dead: false, .. } => {
-                self.entry_owner.set(owner);
+                self.state.owner.set(owner);
                 Ok(owner)
             }
             Reply::Owner { .. } => {
@@ -203,16 +318,16 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Errors
     /// [`MissCause::Restart`] if others hold the lock for too long.
-    pub async fn hold_entries(&self, at: GlobalAddr) -> Result<EntryHold<'_>, MissCause> {
-        self.hold_entries_by(&self.entry_locks, at).await
+    pub async fn hold_entries(self, at: GlobalAddr) -> Result<EntryHold<'a>, MissCause> {
+        self.hold_entries_by(&self.state.locks, at).await
     }
 
-    /// Like [`PageClient::hold_entries`], among the clients that share `locks`.
+    /// Like [`EntryClient::hold_entries`], among the clients that share `locks`.
     ///
     /// # Errors
-    /// As [`PageClient::hold_entries`].
-    pub async fn hold_entries_by<'a>(
-        &'a self,
+    /// As [`EntryClient::hold_entries`].
+    pub(crate) async fn hold_entries_by(
+        self,
         locks: &'a Arc<EntryLocks>,
         at: GlobalAddr,
     ) -> Result<EntryHold<'a>, MissCause> {
@@ -220,7 +335,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             true => 0,
             false => self.entry_owner(locks).await?,
         };
-        let (doubts, ticket) = (&self.entry_doubts, locks.queue_up(at));
+        let (doubts, ticket) = (&self.state.doubts, locks.queue_up(at));
         let (word, may_land, in_a_row) = (None, false, 0);
         let mut hold = EntryHold { locks, doubts, at, ticket, word, may_land, in_a_row };
         if locks.is_exclusive() && self.fabric().breaks(rules::CHANGES_IN_TURN) {
@@ -249,7 +364,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 false => LockWord::from_bits(0),
             };
             if free.is_locked() {
-                self.suspect.set(Some((at, free)));
+                self.note_suspect(at, free);
             } else {
                 let word = locks.new_word(owner);
                 hold.word = Some(word);
@@ -266,7 +381,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Changes a leaf's entry lock by a CAS. Returns whether it has `to` because of that.
     async fn swap_entry_lock(
-        &self,
+        self,
         at: GlobalAddr,
         from: LockWord,
         to: LockWord,
@@ -275,7 +390,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         match self.fabric().compare_swap(place, from.to_bits(), to.to_bits()).await {
             Ok(found) if found == from.to_bits() => Ok(true),
             Ok(found) => {
-                self.suspect.set(Some((at, LockWord::from_bits(found))));
+                self.note_suspect(at, LockWord::from_bits(found));
                 Ok(false)
             }
             Err(FabricError::QueueFull { .. }) => Ok(false),
@@ -298,8 +413,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// # Errors
     /// [`RemoteError::Indeterminate`] if the memory server is unreachable. With any other error
     /// nothing has changed.
-    pub async fn write_entries(
-        &self,
+    pub(crate) async fn write_entries(
+        self,
         mut hold: EntryHold<'_>,
         image: &PageImage<L>,
         writes: &[EntryWords],
@@ -341,9 +456,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// posts, all or none, as often as needed.
     ///
     /// # Errors
-    /// As [`PageClient::write_entries`].
-    pub(super) async fn change_in_turn(
-        &self,
+    /// As [`EntryClient::write_entries`].
+    pub(crate) async fn change_in_turn(
+        self,
         mut hold: EntryHold<'_>,
         post: impl AsyncFn() -> Result<EntryWrites<F>, RemoteError>,
     ) -> Result<(), RemoteError> {
@@ -373,7 +488,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// not. The last of them was the release.
     #[cold]
     async fn settle_entries(
-        &self,
+        self,
         mut hold: EntryHold<'_>,
         image: &PageImage<L>,
         writes: &[EntryWords],
@@ -395,7 +510,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Releases the lock of a leaf that this client does not change any more, or hands it over.
-    pub async fn release_entries(&self, mut hold: EntryHold<'_>) {
+    pub async fn release_entries(self, mut hold: EntryHold<'_>) {
         if hold.locks.is_exclusive() {
             return; // the turn passes on
         }
@@ -416,7 +531,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Ends a hold under which the whole leaf was written: if the outcome is unknown, the lock or
     /// the turn is left with the doubt about it.
-    pub async fn end_entries(&self, hold: EntryHold<'_>) {
+    pub(crate) async fn end_entries(self, hold: EntryHold<'_>) {
         if !hold.may_land {
             self.release_entries(hold).await;
         }
@@ -424,7 +539,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// The planted bug: the next client begins while the WRITE is in flight.
     async fn hand_over_early(
-        &self,
+        self,
         mut hold: EntryHold<'_>,
         image: &PageImage<L>,
         writes: &[EntryWords],
@@ -439,7 +554,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Posts the WRITEs of a change, and that of the word `release` (entries.E2). If it fails,
     /// nothing is posted.
     async fn post_entries(
-        &self,
+        self,
         at: GlobalAddr,
         image: &PageImage<L>,
         writes: &[EntryWords],
@@ -469,27 +584,21 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(posts.into_iter().map(|(to, buffer)| self.fabric().write(to, buffer)).collect())
     }
 
-    /// What to look after if the page of this copy cannot be used: its entry lock, unless the whole
-    /// page is locked.
-    pub(super) fn blocking_word(copy: &PageCopy<L>) -> LockWord {
-        let (word, entries) = (copy.word(), copy.page().entry_lock());
-        if entries.is_locked() && !word.is_locked() { entries } else { word }
-    }
-
     /// Takes over the entry lock of a leaf from a dead client, mends the leaf, and releases the
     /// lock (entries.E5).
-    pub(super) async fn recover_entries(&self, found: &PageCopy<L>) -> Result<(), MissCause> {
+    async fn recover_entries(self, found: &PageCopy<L>) -> Result<(), MissCause> {
         let (at, held) = (found.at(), found.page().entry_lock());
         if found.word().is_locked() {
             // The dead client was changing the whole leaf. That is to be finished first.
-            self.suspect.set(Some((at, found.word())));
+            self.note_suspect(at, found.word());
             return Err(MissCause::Restart);
         }
-        let word = self.entry_locks.new_word(self.entry_owner(&self.entry_locks).await?);
+        let locks = &self.state.locks;
+        let word = locks.new_word(self.entry_owner(locks).await?);
         let doubt = UnresolvedEntry { at, lock: UnresolvedEntryLock::Word(word) };
         // Until it ends: a task that settles a doubt resets the connection of all others.
         let mut unless_done =
-            UnresolvedOnDrop { doubts: &self.entry_doubts, doubt: Some(doubt.clone()) };
+            UnresolvedOnDrop { doubts: &self.state.doubts, doubt: Some(doubt.clone()) };
         let is_taken = self.swap_entry_lock(at, held, word).await?;
         if is_taken {
             // If messages are lost, the doubt remains, and is settled before a later attempt.
@@ -499,22 +608,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         if is_taken { Ok(()) } else { Err(MissCause::Restart) }
     }
 
-    /// Settles a doubt about an entry lock (entries.E4).
-    pub(super) async fn settle_entry(&self, doubt: &UnresolvedEntry) -> Result<(), MissCause> {
-        self.fabric().reset(doubt.at.server()).await?;
-        match self.radix_leaves {
-            true => self.mend_leaf_in_turn(doubt.at).await?,
-            false => self.mend_entries(doubt).await?,
-        }
-        if let UnresolvedEntryLock::Turn(locks, ticket) = &doubt.lock {
-            locks.leave(doubt.at, *ticket);
-        }
-        Ok(())
-    }
-
     /// Mends the leaf and releases its lock, if the leaf still has the word of the doubt. Nothing
     /// that this client has posted to the leaf may be in flight.
-    async fn mend_entries(&self, doubt: &UnresolvedEntry) -> Result<(), MissCause> {
+    async fn mend_entries(self, doubt: &UnresolvedEntry) -> Result<(), MissCause> {
         let at = doubt.at;
         let found = self.read_raw(at).await?;
         let page = found.page();
@@ -536,7 +632,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         all_done::<_, RemoteError>(self.post_entries(at, &image, &writes, None).await?).await?;
         if let Some(word) = held {
             // By a CAS: a late WRITE would release the lock of another client.
-            let free = self.entry_locks.free_after(word).to_bits();
+            let free = self.state.locks.free_after(word).to_bits();
             let swap = self.fabric().compare_swap(entry_lock_of(at), word.to_bits(), free);
             swap.await?;
         }
@@ -545,9 +641,9 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 }
 
 /// WRITEs of one change.
-pub(super) type EntryWrites<F> = SmallVec<[<F as Fabric>::Op<Buffer>; 4]>;
+pub(crate) type EntryWrites<F> = SmallVec<[<F as Fabric>::Op<Buffer>; 4]>;
 
 /// Where the entry lock of a leaf is.
-pub(super) fn entry_lock_of(leaf: GlobalAddr) -> GlobalAddr {
+pub(crate) fn entry_lock_of(leaf: GlobalAddr) -> GlobalAddr {
     leaf.plus(ENTRY_LOCK_WORD as u64 * 8)
 }

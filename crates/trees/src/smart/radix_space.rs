@@ -10,20 +10,19 @@
 //!
 //! *Thread safety*: belongs to one endpoint's thread; tasks of that thread share it.
 
-use super::RemoteError;
-use super::chunks::{ChunkClient, ChunkUse};
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_page::{LEAF_SPACE, Layout, LeafMemory, NODE_SPACE};
+use farleaf_pool::remote::{ChunkClient, ChunkUse, RemoteError};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 /// Memory for a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodeMemory {
+pub(super) struct NodeMemory {
     /// Where the node begins.
-    pub at: GlobalAddr,
+    pub(super) at: GlobalAddr,
     /// How many words were ever written there. The others are zero.
-    pub used_words: usize,
+    pub(super) used_words: usize,
 }
 
 /// The memory of one endpoint on one memory server.

@@ -14,29 +14,33 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::entries::entry_lock_of;
-use super::pages::REREADS;
-use super::{Backoff, MissCause, PageClient, PageCopy};
+use super::EntryTree;
+use crate::entry_lock::entry_lock_of;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_page::rules;
 use farleaf_page::{Layout, LockWord};
+use farleaf_pool::remote::{Backoff, MissCause, PageCopy, REREADS};
 
-impl<F: Fabric, L: Layout> PageClient<F, L> {
+impl<F: Fabric, L: Layout> EntryTree<F, L> {
     /// READs the leaf at `at`, which is no root: three READs, unless it changes meanwhile. An inner
     /// page is not expected there, and is not returned.
     ///
     /// # Errors
     /// [`MissCause::Restart`] if the leaf keeps changing, or if there is none.
-    pub async fn read_between_versions(&self, at: GlobalAddr) -> Result<PageCopy<L>, MissCause> {
+    pub(super) async fn read_between_versions(
+        &self,
+        at: GlobalAddr,
+    ) -> Result<PageCopy<L>, MissCause> {
+        let pages = &self.tree.pages;
         let mut backoff = Backoff::default();
         for _ in 0..REREADS {
-            let before = self.read_words(entry_lock_of(at), 8).await?.get(0);
-            let copy = self.read_raw(at).await?;
-            let after = self.read_words(entry_lock_of(at), 8).await?.get(0);
+            let before = pages.read_words(entry_lock_of(at), 8).await?.get(0);
+            let copy = pages.read_raw(at).await?;
+            let after = pages.read_words(entry_lock_of(at), 8).await?.get(0);
             let changed = before != after;
             let held = [before, after].map(LockWord::from_bits);
             let held = held.into_iter().find(|word| word.is_locked());
-            let refused = match self.fabric().breaks(rules::VERSIONS_OR_LOCKS) {
+            let refused = match pages.fabric().breaks(rules::VERSIONS_OR_LOCKS) {
                 true => changed && held.is_some(),
                 false => changed || held.is_some(),
             };
@@ -46,11 +50,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 return Ok(copy);
             }
             if let Some(word) = held {
-                self.suspect.set(Some((at, word)));
+                pages.note_suspect(at, word);
             }
-            self.fabric().counters().count_retry();
+            pages.fabric().counters().count_retry();
             backoff.count();
-            backoff.wait(self.fabric()).await;
+            backoff.wait(pages.fabric()).await;
         }
         Err(MissCause::Restart)
     }

@@ -4,21 +4,21 @@
 //! A head stands in the chain of siblings before the leaves that it lists. Both of its fences equal
 //! the low key of the leaf after it. It covers no key, so a walk to the right passes it like any
 //! page that ends too early, and no parent points to it. Its list is a hint, because leaves come
-//! and go: a scan uses a listed leaf only if the chain leads to it.
+//! and go: a scan uses a listed leaf only if the chain leads to it (`remote/leaves.rs`).
 //!
 //! After Ziegler et al. (SIGMOD 2019), §4.3.
 
-use super::PageImage;
 use farleaf_fabric::GlobalAddr;
 use farleaf_page::{Layout, OwnedKey, Page};
+use farleaf_pool::remote::PageImage;
 
 /// Maximum number of leaves that a head of `L` lists. If their low keys are long, fewer fit.
-pub fn head_leaves<L: Layout>() -> usize {
+pub(crate) fn head_leaves<L: Layout>() -> usize {
     L::capacity()
 }
 
 /// Creates a head at `at` before the leaf at `leaf`, which begins at `low`, and lists that leaf.
-pub fn open_head<L: Layout>(at: GlobalAddr, low: &L::Key, leaf: GlobalAddr) -> PageImage<L> {
+pub(crate) fn open_head<L: Layout>(at: GlobalAddr, low: &L::Key, leaf: GlobalAddr) -> PageImage<L> {
     let image = PageImage::<L>::empty();
     image.page().format_empty(at, 0, low, Some(low));
     image.page().set_sibling(leaf);
@@ -30,7 +30,7 @@ pub fn open_head<L: Layout>(at: GlobalAddr, low: &L::Key, leaf: GlobalAddr) -> P
 
 /// Adds the next leaf to the list of a head. Returns `false` if it has no room.
 #[must_use]
-pub fn list_leaf<L: Layout>(head: Page<'_, L>, low: &L::Key, leaf: GlobalAddr) -> bool {
+pub(crate) fn list_leaf<L: Layout>(head: Page<'_, L>, low: &L::Key, leaf: GlobalAddr) -> bool {
     L::inner_insert(head, low, leaf)
 }
 
@@ -39,7 +39,10 @@ pub fn list_leaf<L: Layout>(head: Page<'_, L>, low: &L::Key, leaf: GlobalAddr) -
 ///
 /// # Panics
 /// If `leaves` is empty.
-pub fn head_image<L: Layout>(at: GlobalAddr, leaves: &[(OwnedKey<L>, GlobalAddr)]) -> PageImage<L> {
+pub(crate) fn head_image<L: Layout>(
+    at: GlobalAddr,
+    leaves: &[(OwnedKey<L>, GlobalAddr)],
+) -> PageImage<L> {
     let ((low, leaf), others) = leaves.split_first().expect("a head stands before a leaf");
     let image = open_head(at, L::key(low), *leaf);
     for (low, leaf) in others {
@@ -48,11 +51,4 @@ pub fn head_image<L: Layout>(at: GlobalAddr, leaves: &[(OwnedKey<L>, GlobalAddr)
         }
     }
     image
-}
-
-/// The leaves that a head lists.
-pub(super) fn listed<L: Layout>(
-    head: Page<'_, L>,
-) -> impl Iterator<Item = (OwnedKey<L>, GlobalAddr)> {
-    (0..head.count()).map(move |slot| (L::inner_key(head, slot), L::inner_child(head, slot)))
 }

@@ -22,24 +22,27 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::entries::{EntryHold, EntryWrites};
-use super::pages::{READ_RETRIES, REREADS};
-use super::pieces::all_done;
 use super::radix_space::{NodeMemory, RadixSpace};
-use super::{Backoff, LockedPage, MissCause, PageClient, RemoteError};
+use crate::entry_lock::{EntryClient, EntryHold, EntryLocks, EntryState, EntryWrites};
+use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId, Work};
 use farleaf_page::rules;
 use farleaf_page::{
     LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_VALUE_WORD, LEAF_WORDS, Layout, LeafCopy, LeafMemory,
     LockWord, NodeCopy, NodeSize, RadixForm, RadixSlot, STRING_CHECK_WORD,
 };
+use farleaf_pool::remote::{
+    Backoff, HookFuture, LeafProtocol, LockedPage, MissCause, PageClient, PageCopy, READ_RETRIES,
+    REREADS, RemoteError, all_done,
+};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeSet;
 use std::ops::Deref;
+use std::rc::Rc;
 
 /// What became of the CAS of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SlotSwap {
+pub(super) enum SlotSwap {
     /// The slot was as expected, and has been changed.
     Done,
     /// It was not, and has not been changed.
@@ -51,9 +54,35 @@ pub enum SlotSwap {
 /// One client's access to a radix tree. The page client beneath has its identity, its locks and its
 /// doubts.
 #[derive(Debug)]
-pub struct RadixClient<F: Fabric, L: Layout> {
+pub(super) struct RadixClient<F: Fabric, L: Layout> {
     pages: PageClient<F, L>,
     space: RadixSpace<F, L>,
+    /// Shared with the hook of `pages`.
+    turns: Rc<RadixTurns>,
+}
+
+/// The turns at leaves that one client takes, if its compute server alone changes them.
+#[derive(Debug)]
+struct RadixTurns(EntryState);
+
+impl<F: Fabric, L: Layout> LeafProtocol<F, L> for RadixTurns {
+    fn settle<'a>(&'a self, pages: &'a PageClient<F, L>) -> HookFuture<'a, ()> {
+        let leaves = LeafClient { pages };
+        Box::pin(
+            self.0.settle_all(pages, async move |doubt| leaves.mend_leaf_in_turn(doubt.at()).await),
+        )
+    }
+
+    /// What this client locks are leaves, not pages.
+    fn recover<'a>(
+        &'a self,
+        pages: &'a PageClient<F, L>,
+        gone: u16,
+        at: GlobalAddr,
+    ) -> HookFuture<'a, Result<Option<PageCopy<L>>, MissCause>> {
+        let leaves = LeafClient { pages };
+        Box::pin(async move { leaves.recover_leaf(gone, at).await.map(|()| None) })
+    }
 }
 
 impl<F: Fabric, L: Layout> Deref for RadixClient<F, L> {
@@ -66,16 +95,29 @@ impl<F: Fabric, L: Layout> Deref for RadixClient<F, L> {
 
 impl<F: Fabric, L: Layout> RadixClient<F, L> {
     /// Creates a client that allocates memory in chunks of `chunk_bytes`.
-    pub fn new(fabric: F, chunk_bytes: u64) -> Self {
+    pub(super) fn new(fabric: F, chunk_bytes: u64) -> Self {
         let space = RadixSpace::new(fabric.clone(), chunk_bytes);
-        Self { pages: PageClient::new(fabric, chunk_bytes).with_radix_leaves(), space }
+        let turns = Rc::new(RadixTurns(EntryState::new(Arc::new(EntryLocks::default()))));
+        let pages = PageClient::new(fabric, chunk_bytes);
+        let pages = pages.with_leaf_protocol(turns.clone(), turns.0.unresolved());
+        Self { pages, space, turns }
+    }
+
+    /// The client for the tree's leaves.
+    pub(super) fn leaves(&self) -> LeafClient<'_, F, L> {
+        LeafClient { pages: &self.pages }
+    }
+
+    /// The client for turns at leaves.
+    pub(super) fn turns(&self) -> EntryClient<'_, F, L> {
+        EntryClient::new(&self.pages, &self.turns.0)
     }
 
     /// Memory for a leaf of a size.
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if no memory server has room.
-    pub async fn take_leaf(&self, size: u8) -> Result<LeafMemory, RemoteError> {
+    pub(super) async fn take_leaf(&self, size: u8) -> Result<LeafMemory, RemoteError> {
         self.space.leaf(size).await
     }
 
@@ -83,7 +125,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if it has no room.
-    pub async fn take_leaf_on(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
+    pub(super) async fn take_leaf_on(&self, server: ServerId) -> Result<GlobalAddr, RemoteError> {
         self.space.leaf_on(server).await
     }
 
@@ -91,17 +133,17 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if no memory server has room.
-    pub async fn take_node_room(&self) -> Result<NodeMemory, RemoteError> {
+    pub(super) async fn take_node_room(&self) -> Result<NodeMemory, RemoteError> {
         self.space.node().await
     }
 
     /// Takes back the memory of a leaf that no slot leads to (radix.M2).
-    pub fn give_back_leaf(&self, leaf: LeafMemory) {
+    pub(super) fn give_back_leaf(&self, leaf: LeafMemory) {
         self.space.give_back_leaf(leaf);
     }
 
     /// Takes back the memory of a node that no slot leads to (radix.M2).
-    pub fn give_back_node(&self, room: NodeMemory) {
+    pub(super) fn give_back_node(&self, room: NodeMemory) {
         self.space.give_back_node(room);
     }
 
@@ -109,7 +151,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ///
     /// # Errors
     /// [`MissCause::Restart`] if there is no node.
-    pub async fn read_radix_node(
+    pub(super) async fn read_radix_node(
         &self,
         at: GlobalAddr,
         size: NodeSize,
@@ -124,7 +166,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if the memory server does not answer.
-    pub async fn read_slot(&self, at: GlobalAddr) -> Result<RadixSlot, RemoteError> {
+    pub(super) async fn read_slot(&self, at: GlobalAddr) -> Result<RadixSlot, RemoteError> {
         Ok(RadixSlot::from_bits(self.read_words(at, 8).await?.get(0)))
     }
 
@@ -133,7 +175,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     /// # Errors
     /// [`RemoteError::Indeterminate`] if the memory server is unreachable; then the slot may still
     /// change.
-    pub async fn swap_slot(
+    pub(super) async fn swap_slot(
         &self,
         at: GlobalAddr,
         from: RadixSlot,
@@ -146,13 +188,13 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ///
     /// # Errors
     /// As [`RadixClient::swap_slot`].
-    pub async fn swap_word(
+    pub(super) async fn swap_word(
         &self,
         at: GlobalAddr,
         from: u64,
         to: u64,
     ) -> Result<SlotSwap, RemoteError> {
-        let in_flight = self.unreset.may_land(at.server());
+        let in_flight = self.may_land(at.server());
         match self.fabric().compare_swap(at, from, to).await {
             Err(error @ FabricError::Indeterminate { .. }) => {
                 self.fabric().counters().count_retry();
@@ -179,7 +221,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     }
 
     /// Posts a CAS of a word that is a hint, and does not wait for it.
-    pub fn post_hint(&self, at: GlobalAddr, from: u64, to: u64) {
+    pub(super) fn post_hint(&self, at: GlobalAddr, from: u64, to: u64) {
         drop(self.fabric().compare_swap(at, from, to));
     }
 
@@ -187,7 +229,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if no buffer becomes free.
-    pub async fn post_words(
+    pub(super) async fn post_words(
         &self,
         at: GlobalAddr,
         words: &[u64],
@@ -196,7 +238,12 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     }
 
     /// As [`RadixClient::post_words`], from a buffer of their size.
-    pub fn post_words_from(&self, buffer: Buffer, at: GlobalAddr, words: &[u64]) -> F::Op<Buffer> {
+    pub(super) fn post_words_from(
+        &self,
+        buffer: Buffer,
+        at: GlobalAddr,
+        words: &[u64],
+    ) -> F::Op<Buffer> {
         self.write_from(buffer, at, words.iter().copied())
     }
 
@@ -205,7 +252,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError`] if that stays unknown; only the memory is lost.
-    pub async fn write_unlinked(
+    pub(super) async fn write_unlinked(
         &self,
         parts: &[(GlobalAddr, SmallVec<[u64; 8]>)],
     ) -> Result<(), RemoteError> {
@@ -239,7 +286,7 @@ impl<F: Fabric, L: Layout> RadixClient<F, L> {
 
 /// What a change makes of a leaf.
 #[derive(Clone, Copy, Debug)]
-pub enum LeafChange<'a> {
+pub(super) enum LeafChange<'a> {
     /// It has this value.
     Value(&'a [u8]),
     /// Its key is absent.
@@ -255,32 +302,48 @@ fn leaf_of<L: Layout>(room: LeafMemory, buffer: &Buffer) -> LeafCopy {
 }
 
 /// The copy of a node in a buffer.
-pub fn node_of(form: RadixForm, at: GlobalAddr, buffer: &Buffer) -> Option<NodeCopy> {
+pub(super) fn node_of(form: RadixForm, at: GlobalAddr, buffer: &Buffer) -> Option<NodeCopy> {
     NodeCopy::new(form, at, (0..buffer.bytes() / 8).map(|word| buffer.get(word)))
 }
 
-impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// Says that word 0 of what this client locks is that of a radix tree's leaf, not of a page.
-    #[must_use]
-    pub(super) fn with_radix_leaves(mut self) -> Self {
-        self.radix_leaves = true;
-        self
-    }
+/// One client's access to leaves.
+#[derive(Debug)]
+pub(super) struct LeafClient<'a, F: Fabric, L: Layout> {
+    pages: &'a PageClient<F, L>,
+}
 
-    /// Posts a READ of a leaf; [`PageClient::leaf_in`] looks at the result.
+// Not derived: the derive would require more of `F` and `L`.
+impl<F: Fabric, L: Layout> Clone for LeafClient<'_, F, L> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: Fabric, L: Layout> Copy for LeafClient<'_, F, L> {}
+
+impl<F: Fabric, L: Layout> Deref for LeafClient<'_, F, L> {
+    type Target = PageClient<F, L>;
+
+    fn deref(&self) -> &PageClient<F, L> {
+        self.pages
+    }
+}
+
+impl<'a, F: Fabric, L: Layout> LeafClient<'a, F, L> {
+    /// Posts a READ of a leaf; [`LeafClient::leaf_in`] looks at the result.
     ///
     /// # Errors
     /// [`FabricError`] if no buffer is free.
-    pub fn post_leaf(&self, leaf: LeafMemory) -> Result<F::Op<Buffer>, FabricError> {
+    pub(super) fn post_leaf(self, leaf: LeafMemory) -> Result<F::Op<Buffer>, FabricError> {
         Ok(self.fabric().read(leaf.at, self.fabric().buffer(leaf.words() * 8)?))
     }
 
     /// The leaf that was read, if the copy is whole (radix.B2).
-    pub fn leaf_in(&self, room: LeafMemory, buffer: &Buffer) -> Option<LeafCopy> {
+    pub(super) fn leaf_in(self, room: LeafMemory, buffer: &Buffer) -> Option<LeafCopy> {
         let leaf = leaf_of::<L>(room, buffer);
         let is_whole = leaf.is_whole() || self.fabric().breaks(rules::LEAVES_CHECKED);
         if !is_whole && leaf.word.is_locked() {
-            self.suspect.set(Some((room.at, leaf.word)));
+            self.note_suspect(room.at, leaf.word);
         }
         is_whole.then_some(leaf)
     }
@@ -289,7 +352,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Errors
     /// [`MissCause::Restart`] if it stays torn.
-    pub async fn read_leaf(&self, room: LeafMemory) -> Result<LeafCopy, MissCause> {
+    pub(super) async fn read_leaf(self, room: LeafMemory) -> Result<LeafCopy, MissCause> {
         let mut backoff = Backoff::default();
         for _ in 0..REREADS {
             let buffer = self.read_words(room.at, room.words() * 8).await?;
@@ -307,13 +370,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Errors
     /// [`MissCause::Restart`] if the leaf has changed or is locked.
-    pub async fn lock_leaf(&self, leaf: &LeafCopy) -> Result<LockedPage<'_>, MissCause> {
+    pub(super) async fn lock_leaf(self, leaf: &LeafCopy) -> Result<LockedPage<'a>, MissCause> {
         if leaf.word.is_locked() {
-            self.suspect.set(Some((leaf.at(), leaf.word)));
+            self.note_suspect(leaf.at(), leaf.word);
             return Err(MissCause::Restart);
         }
         let owner = self.owner().await?;
-        let hold = self.hold(leaf.at()).ok_or(MissCause::Restart)?;
+        let hold = self.pages.hold(leaf.at()).ok_or(MissCause::Restart)?;
         let mut before = leaf.word;
         if self.fabric().breaks(rules::LEAVES_LOCKED_AS_COPIED) {
             before = LockWord::from_bits(self.read_words(leaf.at(), 8).await?.get(0));
@@ -321,7 +384,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
                 return Err(MissCause::Restart);
             }
         }
-        self.swap_lock(hold, leaf.at(), before, before.locked_by(owner)).await
+        self.pages.swap_lock(hold, leaf.at(), before, before.locked_by(owner)).await
     }
 
     /// Changes and unlocks a leaf that this client holds: one doorbell. `leaf` is the copy that it
@@ -329,13 +392,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError::Indeterminate`] if the memory server is unreachable.
-    pub async fn write_leaf(
-        &self,
+    pub(super) async fn write_leaf(
+        self,
         locked: LockedPage<'_>,
         leaf: &LeafCopy,
         to: LeafChange<'_>,
     ) -> Result<(), RemoteError> {
-        let held = leaf.clone().with_word(locked.word);
+        let held = leaf.clone().with_word(locked.word());
         let (after, becomes_live) = match to {
             LeafChange::Value(value) => (held.next(value, true), !leaf.is_live()),
             LeafChange::Absent => (held.next(&leaf.value, false), false),
@@ -353,7 +416,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             self.fabric().reset(leaf.at().server()).await?;
             // After the reset, no earlier WRITE can land. If the word is another one, the unlock
             // has landed, and so has all before it.
-            if self.read_words(leaf.at(), 8).await?.get(0) != locked.word.to_bits() {
+            if self.read_words(leaf.at(), 8).await?.get(0) != locked.word().to_bits() {
                 return Ok(());
             }
             self.post_and_await(&after, becomes_live).await
@@ -370,10 +433,10 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// its version.
     ///
     /// # Errors
-    /// As [`PageClient::write_leaf`].
-    pub async fn write_leaf_in_turn(
-        &self,
-        hold: EntryHold<'_>,
+    /// As [`LeafClient::write_leaf`].
+    pub(super) async fn write_leaf_in_turn(
+        self,
+        (turns, hold): (EntryClient<'_, F, L>, EntryHold<'_>),
         leaf: &LeafCopy,
         to: LeafChange<'_>,
     ) -> Result<(), RemoteError> {
@@ -383,13 +446,13 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             LeafChange::Absent => (copy.with_record(&leaf.value, false), false),
             LeafChange::Leaf(larger) => (copy.moved_to(larger), false),
         };
-        self.change_in_turn(hold, async || self.post_leaf_change(&after, becomes_live, false).await)
-            .await
+        let post = async || self.post_leaf_change(&after, becomes_live, false).await;
+        turns.change_in_turn(hold, post).await
     }
 
     /// Mends the leaf at `at`, of which this client has the turn, if a WRITE has left it torn
     /// (radix.L4).
-    pub(super) async fn mend_leaf_in_turn(&self, at: GlobalAddr) -> Result<(), MissCause> {
+    async fn mend_leaf_in_turn(self, at: GlobalAddr) -> Result<(), MissCause> {
         if RadixForm::of::<L>() == RadixForm::Strings {
             return Ok(()); // radix.B3
         }
@@ -405,18 +468,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(())
     }
 
-    async fn post_and_await(
-        &self,
-        after: &LeafCopy,
-        becomes_live: bool,
-    ) -> Result<(), RemoteError> {
+    async fn post_and_await(self, after: &LeafCopy, becomes_live: bool) -> Result<(), RemoteError> {
         all_done(self.post_leaf_change(after, becomes_live, true).await?).await
     }
 
     /// Posts the WRITEs that change a leaf to `after`, and that of its word 0 if it `unlocks`. If
     /// that fails, nothing is posted.
     async fn post_leaf_change(
-        &self,
+        self,
         after: &LeafCopy,
         becomes_live: bool,
         unlocks: bool,
@@ -479,7 +538,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     ///
     /// # Errors
     /// [`MissCause::Restart`] if another client is at it.
-    pub(super) async fn recover_leaf(&self, gone: u16, at: GlobalAddr) -> Result<(), MissCause> {
+    async fn recover_leaf(self, gone: u16, at: GlobalAddr) -> Result<(), MissCause> {
         let mut room = LeafMemory { at, size: 0 };
         if RadixForm::of::<L>() == RadixForm::Strings {
             room.size = LeafCopy::size_in(self.read_words(at, 3 * 8).await?.get(2)).max(1);
@@ -522,6 +581,6 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 }
 
 /// Where the word of a leaf is that says where its slot is.
-pub fn reverse_of_leaf(leaf: GlobalAddr) -> GlobalAddr {
+pub(super) fn reverse_of_leaf(leaf: GlobalAddr) -> GlobalAddr {
     leaf.plus(LEAF_REVERSE_WORD * 8)
 }
