@@ -443,9 +443,9 @@ mod tests {
         assert!(positions.eq(threads.into_iter().chain(caches)));
         let claims = format!("{:?}", figure.claims);
         for expected in [
-            r#"Ratio(Throughput, Spot { panel: "read-only", row: "DEX", x: 36.0 }, Spot { panel: "read-only", row: "fine", x: 36.0 })"#,
+            r#"Ratio(Throughput, FigurePosition { panel: "read-only", row: "DEX", x: 36.0 }, FigurePosition { panel: "read-only", row: "fine", x: 36.0 })"#,
             r#"Least { metric: Throughput, panel: "read-only", rows: ["DEX", "Sherman"], from: 2.0, to: 72.0 }"#,
-            r#"Of(Reads, Spot { panel: "read-only", row: "Sherman", x: 72.0 }), rule: Within(1.0, 0.05)"#,
+            r#"Of(Reads, FigurePosition { panel: "read-only", row: "Sherman", x: 72.0 }), rule: Within(1.0, 0.05)"#,
             r#"because: "for bytes: virtual time"#,
         ] {
             assert!(claims.contains(expected), "{expected}: {claims}");
