@@ -19,8 +19,10 @@ struct TreeNeedsInner {
     is_room_wanted: bool,
     /// Until then the memory servers are not asked for chunks, because they had none left.
     full_until_ns: u64,
-    /// Whether the memory servers had no chunks, or did not answer, when they were last asked.
+    /// Whether the memory servers had no chunks when they were last asked.
     is_refused: bool,
+    /// Until then background tasks do not ask them, because they did not answer.
+    unreached_until_ns: u64,
     /// The number of flushes when the last search for memory failed: everything was compacted, and
     /// memory was still short.
     exhausted: Option<u64>,
@@ -46,6 +48,19 @@ impl TreeNeeds {
     pub(super) fn note_room(&self) {
         let mut inner = lock(&self.0);
         (inner.full_until_ns, inner.is_refused) = (0, false);
+        inner.unreached_until_ns = 0;
+    }
+
+    /// A memory server did not answer, and tasks in the background ask again at `until_ns`. That
+    /// does not say that the pool is full: a write that needs memory asks by itself, and fails if
+    /// there is still no answer.
+    pub(super) fn note_unreached(&self, until_ns: u64) {
+        lock(&self.0).unreached_until_ns = until_ns;
+    }
+
+    /// Whether a memory server has just not answered.
+    pub(super) fn is_unreached(&self, now_ns: u64) -> bool {
+        now_ns < lock(&self.0).unreached_until_ns
     }
 
     /// Whether the memory servers had no more chunks when they were last asked. Unlike

@@ -190,15 +190,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
 
     /// Allocates what writers will need soon, if the memory servers have it.
     pub(super) async fn own_ahead(&self) {
-        let now_ns = self.fabric().now_ns();
-        if self.shard.epoch() == 0 {
+        let needs = &self.shard.needs;
+        if self.shard.epoch() == 0 || needs.is_unreached(self.fabric().now_ns()) {
             return;
         }
         match self.own_next().await {
             Ok(true) => _ = self.shard.grow(Intake::Everything),
             Ok(false) => {}
             // Writers that need the memory will get the error themselves.
-            Err(_) => self.shard.needs.note_full_pool(now_ns + UNREACHED_NS),
+            Err(_) => needs.note_unreached(self.fabric().now_ns() + UNREACHED_NS),
         }
     }
 

@@ -121,7 +121,12 @@ const ONCE_WRONG: [(&str, u64, &str); 14] = [
 ];
 
 /// The same for random scenarios, by kind.
-const RANDOM_ONCE_WRONG: [(&str, u64, &str); 15] = [
+const RANDOM_ONCE_WRONG: [(&str, u64, &str); 16] = [
+    (
+        "dlsm",
+        850_000_067,
+        "a memory server that did not answer for a while was taken for a full one, and a write refused",
+    ),
     (
         "all",
         410_008_199,
