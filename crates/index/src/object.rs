@@ -10,7 +10,7 @@ use crate::{
     Background, CacheCounters, Design, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords,
     LeafEdit, OwnedForm, RangeIndex, RecordOf, RecordsOf, Reshape, ReshapeCost, ScanResult,
 };
-use farleaf_fabric::sync::Arc;
+use farleaf_fabric::sync::ObjectArc;
 use farleaf_fabric::{AnyFabric, Fabric, Work};
 use farleaf_page::{EditAction, Layout};
 use std::borrow::Borrow;
@@ -24,10 +24,10 @@ type ObjectFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 type ObjectOutcome<T> = Result<T, IndexError>;
 
 /// A design with its options, as an object.
-pub struct AnyDesign<L: Layout>(Arc<dyn DesignObject<L>>);
+pub struct AnyDesign<L: Layout>(ObjectArc<dyn DesignObject<L>>);
 
 /// The compute side of an index, as an object.
-pub struct AnyCompute<L: Layout>(Arc<dyn ComputeObject<L>>);
+pub struct AnyCompute<L: Layout>(ObjectArc<dyn ComputeObject<L>>);
 
 /// A handle on an index, as an object.
 pub struct AnyIndex<K: ?Sized, V: ?Sized>(Rc<dyn IndexObject<K, V>>);
@@ -37,13 +37,13 @@ pub type AnyIndexOf<L> = AnyIndex<<L as Layout>::Key, <L as Layout>::Value>;
 
 impl<L: Layout> Clone for AnyDesign<L> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self(ObjectArc::clone(&self.0))
     }
 }
 
 impl<L: Layout> Clone for AnyCompute<L> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self(ObjectArc::clone(&self.0))
     }
 }
 
@@ -74,7 +74,7 @@ impl<K: ?Sized, V: ?Sized> Debug for AnyIndex<K, V> {
 impl<L: Layout> AnyDesign<L> {
     /// Design `D` with these options.
     pub fn of<D: Design<L>>(options: D::Options) -> Self {
-        Self(Arc::new(WithOptions::<D, L> { options, layout: PhantomData }))
+        Self(ObjectArc::new(WithOptions::<D, L> { options, layout: PhantomData }))
     }
 
     /// The name in reports.
@@ -105,7 +105,7 @@ impl<L: Layout> AnyDesign<L> {
 impl<L: Layout> AnyCompute<L> {
     /// The compute side of an index of design `D`.
     pub fn of<D: Design<L>>(compute: D::Compute) -> Self {
-        Self(Arc::new(ObjectOfDesign::<D, L> { compute, layout: PhantomData }))
+        Self(ObjectArc::new(ObjectOfDesign::<D, L> { compute, layout: PhantomData }))
     }
 
     /// See [`Design::open`].
