@@ -23,7 +23,7 @@ use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions, EntryWeights, spreading_level};
 use farleaf_dlsm::Dlsm;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_index::{AnyDesign, Naming, ScanResult};
+use farleaf_index::{AnyDesign, Naming, ScanRequest};
 use farleaf_page::{Bytes, CHOSEN};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -297,7 +297,7 @@ impl<O: KeyValueForm> Demo<'_, O> {
         let value = testbed.get(key)?.map_or("nothing".to_owned(), self.value);
         let text = (self.key)(key);
         self.json.say(&format!("  get({text}) = {value}"))?;
-        let records = testbed.scan(&ScanResult::range(key..).limit(3))?;
+        let records = testbed.scan(&ScanRequest::range(key..).limit(3))?;
         let record =
             |(key, value): &(u64, u64)| format!("{}: {}", (self.key)(*key), (self.value)(*value));
         let records: Vec<_> = records.iter().map(record).collect();

@@ -22,7 +22,7 @@ use super::descend::{MissingNode, OffloadOffer};
 use super::scan_range::{next_fence, within};
 use crate::cache::{MovingAverage, OffloadMark, OffloadName, OptimisticRef, Restart};
 use farleaf_fabric::{CostModel, Fabric, ServerId};
-use farleaf_index::{KeyedRecords, ScanResult};
+use farleaf_index::{KeyedRecords, ScanRequest};
 use farleaf_index::{LiveCounters, OwnedRange};
 use farleaf_page::rules;
 use farleaf_page::{EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue, ScanWindow, slot_range};
@@ -345,7 +345,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let (low, high) = slot_range(parent.page, slot);
         let (lower, upper) =
             (window.lower.map(ToOwned::to_owned), window.upper.map(ToOwned::to_owned));
-        let wanted = ScanResult { lower, upper, reverse: window.reverse, limit: window.limit };
+        let wanted = ScanRequest { lower, upper, reverse: window.reverse, limit: window.limit };
         let wanted = within(&wanted, &OwnedRange { low, high });
         // A late request changes nothing, so the mark can end with this call.
         let mark = self.client.begin_remote(parent, slot, address).await?;

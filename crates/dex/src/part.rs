@@ -5,7 +5,7 @@ use super::hand_over::UnownedKeys;
 use super::{DexIndex, DexServer};
 use farleaf_fabric::Fabric;
 use farleaf_index::{CacheCounters, OwnedRange};
-use farleaf_index::{EditAnswer, KeyedRecords, LeafEdit, PartIndex, PartState, ScanResult};
+use farleaf_index::{EditAnswer, KeyedRecords, LeafEdit, PartIndex, PartState, ScanRequest};
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
 use farleaf_pool::remote::{FailureDetector, RemoteError};
 
@@ -63,7 +63,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DexIndex<F, L> {
     #[inline]
     fn scan(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> impl Future<Output = Result<OwnedRange<OwnedKey<L>>, RemoteError>> {
         DexIndex::scan(self, scan, out)

@@ -20,7 +20,7 @@ use crate::cache::{OptimisticRef, Restart};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::OwnedRange;
 use farleaf_index::together::all;
-use farleaf_index::{KeyedRecords, PartState, ScanResult};
+use farleaf_index::{KeyedRecords, PartState, ScanRequest};
 use farleaf_page::{DescentProbe, Layout, OwnedKey, OwnedValue, Page, ScanWindow};
 use farleaf_pool::remote::RemoteError;
 use std::cell::{Cell, RefCell};
@@ -58,7 +58,7 @@ impl LeafSizes {
 /// A part of a scan.
 #[derive(Debug)]
 struct ScanPart<'s, L: Layout> {
-    scan: &'s ScanResult<OwnedKey<L>>,
+    scan: &'s ScanRequest<OwnedKey<L>>,
     /// The range that this server owned when the scan began.
     range: &'s OwnedRange<OwnedKey<L>>,
     /// Locates the part's first leaf. Ascending: the leaf of this key. Descending: the leaf of this
@@ -86,7 +86,7 @@ impl<L: Layout> ScanPart<'_, L> {
     }
 
     fn window(&self) -> ScanWindow<'_, L::Key> {
-        let ScanResult { lower, upper, reverse, .. } = self.scan;
+        let ScanRequest { lower, upper, reverse, .. } = self.scan;
         let (lower, upper) = match (self.moved, *reverse) {
             (false, _) => (lower, upper),
             (true, true) => (lower, &self.place),
@@ -151,7 +151,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// then has the records found before.
     pub async fn scan(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         let range = self.server.range();
@@ -173,7 +173,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     async fn scan_from(
         &self,
         begin: Option<Bound<OwnedKey<L>>>,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         range: &OwnedRange<OwnedKey<L>>,
         found: &ScannedRecords<L>,
     ) -> Result<(), RemoteError> {

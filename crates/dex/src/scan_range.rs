@@ -3,7 +3,7 @@
 //! *Thread safety*: plain functions.
 
 use farleaf_index::OwnedRange;
-use farleaf_index::ScanResult;
+use farleaf_index::ScanRequest;
 use farleaf_page::{Layout, OwnedKey, Page, clipped};
 use std::ops::Bound;
 
@@ -20,14 +20,17 @@ pub(super) fn next_fence<L: Layout>(
 }
 
 /// The part of a scan that lies in a range.
-pub(super) fn within<K: Clone + Ord>(scan: &ScanResult<K>, range: &OwnedRange<K>) -> ScanResult<K> {
+pub(super) fn within<K: Clone + Ord>(
+    scan: &ScanRequest<K>,
+    range: &OwnedRange<K>,
+) -> ScanRequest<K> {
     let bounds = (scan.lower.as_ref(), scan.upper.as_ref());
     let (lower, upper) = clipped(bounds, (&range.low, range.high.as_ref()));
-    ScanResult { lower: lower.cloned(), upper: upper.cloned(), ..*scan }
+    ScanRequest { lower: lower.cloned(), upper: upper.cloned(), ..*scan }
 }
 
 /// Where an ascending scan begins.
-pub(super) fn first<K: Clone + Ord>(scan: &ScanResult<K>, range: &OwnedRange<K>) -> Bound<K> {
+pub(super) fn first<K: Clone + Ord>(scan: &ScanRequest<K>, range: &OwnedRange<K>) -> Bound<K> {
     let low = range.low.clone();
     Bound::Included(match &scan.lower {
         Bound::Included(key) | Bound::Excluded(key) if *key > low => key.clone(),
@@ -37,7 +40,7 @@ pub(super) fn first<K: Clone + Ord>(scan: &ScanResult<K>, range: &OwnedRange<K>)
 
 /// Where a descending scan begins; `None` if there is nothing below its upper bound.
 pub(super) fn last<K: Clone + Ord>(
-    scan: &ScanResult<K>,
+    scan: &ScanRequest<K>,
     range: &OwnedRange<K>,
 ) -> Option<Bound<K>> {
     let inside = |key: &K| range.high.as_ref().is_none_or(|end| key < end);

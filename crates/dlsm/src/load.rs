@@ -10,7 +10,7 @@ use super::version::{SsTable, TreeChange};
 use crate::remote::ExtentUse;
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{IndexError, ScanResult, check_fill};
+use farleaf_index::{IndexError, ScanRequest, check_fill};
 use farleaf_page::Layout;
 use farleaf_page::table::{KeyBuf, RecordKind};
 use farleaf_pool::remote::{ROOT_SERVER, RemoteError};
@@ -88,7 +88,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         fill: f64,
     ) -> Result<u64, IndexError> {
         check_fill(fill)?;
-        if !self.records(&ScanResult::range(..).limit(1)).await?.is_empty() {
+        if !self.records(&ScanRequest::range(..).limit(1)).await?.is_empty() {
             return Err(NOT_EMPTY);
         }
         // Tombstones in higher levels would hide the loaded records.

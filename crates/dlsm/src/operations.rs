@@ -8,7 +8,7 @@ use super::handle::DlsmIndex;
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::{
     Background, EditAction, EditAnswer, Encoded, IndexAdmin, IndexError, KeyedRecords, LeafEdit,
-    OwnedForm, RangeIndex, RecordOf, RecordsOf, ReshapeCost, ScanResult,
+    OwnedForm, RangeIndex, RecordOf, RecordsOf, ReshapeCost, ScanRequest,
 };
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
 use std::ops::Bound;
@@ -24,9 +24,9 @@ fn bound_of<T: Encoded + ?Sized>(bound: &Bound<OwnedForm<T>>) -> Bound<Vec<u8>> 
 
 /// The byte strings that bound a scan.
 pub(super) fn encoded_scan<K: Encoded + ?Sized>(
-    scan: &ScanResult<OwnedForm<K>>,
-) -> ScanResult<Vec<u8>> {
-    ScanResult {
+    scan: &ScanRequest<OwnedForm<K>>,
+) -> ScanRequest<Vec<u8>> {
+    ScanRequest {
         lower: bound_of::<K>(&scan.lower),
         upper: bound_of::<K>(&scan.upper),
         reverse: scan.reverse,
@@ -96,7 +96,7 @@ impl<F: Fabric, L: Layout> RangeIndex for DlsmIndex<F, L> {
 
     async fn scan(
         &self,
-        scan: &ScanResult<OwnedForm<L::Key>>,
+        scan: &ScanRequest<OwnedForm<L::Key>>,
     ) -> Result<RecordsOf<Self>, IndexError> {
         decoded_records::<L>(self.records(&encoded_scan::<L::Key>(scan)).await?)
     }

@@ -12,7 +12,7 @@ use super::{SearchKey, Snapshot};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::together::all;
-use farleaf_index::{IndexError, KeyedRecords, ScanResult};
+use farleaf_index::{IndexError, KeyedRecords, ScanRequest};
 use farleaf_page::Layout;
 use farleaf_page::rules::{SCANS_CLIPPED, SCANS_SETTLED, SNAPSHOT_HELD};
 use farleaf_page::table::{DamagedSsTable, IndexKind, KeyBuf, RecordKind, RecordRun, SsTableClip};
@@ -67,7 +67,7 @@ struct SsTableSource<'v> {
     last: Option<SourceEntry>,
 }
 
-fn is_above(scan: &ScanResult<Vec<u8>>, key: &[u8]) -> bool {
+fn is_above(scan: &ScanRequest<Vec<u8>>, key: &[u8]) -> bool {
     match &scan.upper {
         Bound::Unbounded => false,
         Bound::Included(bound) => key > &bound[..],
@@ -75,7 +75,7 @@ fn is_above(scan: &ScanResult<Vec<u8>>, key: &[u8]) -> bool {
     }
 }
 
-fn is_below(scan: &ScanResult<Vec<u8>>, key: &[u8]) -> bool {
+fn is_below(scan: &ScanRequest<Vec<u8>>, key: &[u8]) -> bool {
     match &scan.lower {
         Bound::Unbounded => false,
         Bound::Included(bound) => key < &bound[..],
@@ -92,7 +92,7 @@ fn key_of(bound: &Bound<Vec<u8>>) -> Option<&[u8]> {
 }
 
 /// The part of a scan that is in `clip` (lsm.L3).
-fn within<'s>(scan: &'s ScanResult<Vec<u8>>, clip: &SsTableClip) -> Cow<'s, ScanResult<Vec<u8>>> {
+fn within<'s>(scan: &'s ScanRequest<Vec<u8>>, clip: &SsTableClip) -> Cow<'s, ScanRequest<Vec<u8>>> {
     let (lower, upper) = (clip.lower.as_ref(), clip.upper.as_ref());
     let lower = lower.map(|lower| lower.key().to_vec()).filter(|lower| !is_below(scan, lower));
     let upper = upper.map(|upper| upper.key().to_vec()).filter(|upper| !is_above(scan, upper));
@@ -106,17 +106,17 @@ fn within<'s>(scan: &'s ScanResult<Vec<u8>>, clip: &SsTableClip) -> Cow<'s, Scan
 }
 
 /// Whether `key` lies behind the range, in the direction of the scan.
-fn is_behind(scan: &ScanResult<Vec<u8>>, key: &[u8]) -> bool {
+fn is_behind(scan: &ScanRequest<Vec<u8>>, key: &[u8]) -> bool {
     if scan.reverse { is_below(scan, key) } else { is_above(scan, key) }
 }
 
 /// Whether `key` lies before the range, in the direction of the scan.
-fn is_before(scan: &ScanResult<Vec<u8>>, key: &[u8]) -> bool {
+fn is_before(scan: &ScanRequest<Vec<u8>>, key: &[u8]) -> bool {
     if scan.reverse { is_above(scan, key) } else { is_below(scan, key) }
 }
 
 /// Moves a cursor to where the scan begins.
-fn seek(cursor: &mut MemTableCursor<'_>, scan: &ScanResult<Vec<u8>>) {
+fn seek(cursor: &mut MemTableCursor<'_>, scan: &ScanRequest<Vec<u8>>) {
     let is_at = |cursor: &MemTableCursor<'_>, key: &[u8]| {
         cursor.key().is_some_and(|found| found.to_vec() == key)
     };
@@ -141,7 +141,7 @@ fn seek(cursor: &mut MemTableCursor<'_>, scan: &ScanResult<Vec<u8>>) {
 }
 
 /// The entry that a cursor is on, which it passes.
-fn pass(cursor: &mut MemTableCursor<'_>, scan: &ScanResult<Vec<u8>>) -> Option<SourceEntry> {
+fn pass(cursor: &mut MemTableCursor<'_>, scan: &ScanRequest<Vec<u8>>) -> Option<SourceEntry> {
     let key = cursor.key()?.to_vec();
     if is_behind(scan, &key) {
         return None;
@@ -160,7 +160,7 @@ impl<'v> SsTableSource<'v> {
     /// The tables of one level, or one of level 0.
     fn new<F: Fabric, L: Layout>(
         tables: &'v [Arc<SsTable>],
-        scan: &ScanResult<Vec<u8>>,
+        scan: &ScanRequest<Vec<u8>>,
     ) -> Result<Self, IndexError> {
         let starts_above = |table: &Arc<SsTable>| {
             key_of(&scan.upper).is_some_and(|key| table.meta.smallest > KeyBuf::from_bytes(key))
@@ -195,7 +195,7 @@ impl<'v> SsTableSource<'v> {
     /// The words of `table` between the scan's bounds, in whole groups.
     fn words_of<F: Fabric, L: Layout>(
         table: &SsTable,
-        scan: &ScanResult<Vec<u8>>,
+        scan: &ScanRequest<Vec<u8>>,
     ) -> Result<Range<u32>, IndexError> {
         let damaged = |_| DlsmIndex::<F, L>::damaged(table);
         let start = match key_of(&scan.lower) {
@@ -218,7 +218,7 @@ impl<'v> SsTableSource<'v> {
     async fn fetch<F: Fabric, L: Layout>(
         &mut self,
         index: &DlsmIndex<F, L>,
-        scan: &ScanResult<Vec<u8>>,
+        scan: &ScanRequest<Vec<u8>>,
     ) -> Result<bool, IndexError> {
         loop {
             let Some((table, left)) = self.now.take() else {
@@ -270,7 +270,7 @@ impl<'v> SsTableSource<'v> {
     async fn next<F: Fabric, L: Layout>(
         &mut self,
         index: &DlsmIndex<F, L>,
-        scan: &ScanResult<Vec<u8>>,
+        scan: &ScanRequest<Vec<u8>>,
         bound: u64,
     ) -> Result<Option<SourceEntry>, IndexError> {
         loop {
@@ -349,7 +349,7 @@ impl<'v> ScanSource<'v> {
     async fn next<F: Fabric, L: Layout>(
         &mut self,
         index: &DlsmIndex<F, L>,
-        scan: &ScanResult<Vec<u8>>,
+        scan: &ScanRequest<Vec<u8>>,
         bound: u64,
     ) -> Result<Option<SourceEntry>, IndexError> {
         match self {
@@ -363,7 +363,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// The records that `scan` selects.
     pub(super) async fn records(
         &self,
-        scan: &ScanResult<Vec<u8>>,
+        scan: &ScanRequest<Vec<u8>>,
     ) -> Result<KeyedRecords<Vec<u8>, Vec<u8>>, IndexError> {
         self.check_scan(scan)?;
         if scan.limit == 0 {
@@ -383,7 +383,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     }
 
     /// Checks the lengths of the keys that bound a scan.
-    pub(super) fn check_scan(&self, scan: &ScanResult<Vec<u8>>) -> Result<(), IndexError> {
+    pub(super) fn check_scan(&self, scan: &ScanRequest<Vec<u8>>) -> Result<(), IndexError> {
         for key in [&scan.lower, &scan.upper].into_iter().filter_map(key_of) {
             self.shard.options.memtable.check(key.len(), 0)?;
         }
@@ -408,7 +408,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         &self,
         version: &TreeVersion,
         bound: u64,
-        scan: &ScanResult<Vec<u8>>,
+        scan: &ScanRequest<Vec<u8>>,
         most_bytes: usize,
     ) -> Result<KeyedRecords<Vec<u8>, Vec<u8>>, IndexError> {
         let scan = &*match self.fabric().breaks(SCANS_CLIPPED) {

@@ -165,7 +165,7 @@ impl<K: ?Sized + KeyKind> Index<K> {
     /// One part of a scan.
     pub(crate) fn page(
         &self,
-        scan: farleaf_index::ScanResult<K::Owned>,
+        scan: farleaf_index::ScanRequest<K::Owned>,
     ) -> Operation<Vec<KeyedRecord<K>>, K> {
         self.run(IndexRequest::Scan(scan), take!(Records))
     }

@@ -8,7 +8,7 @@ use farleaf_fabric::Fabric;
 use farleaf_index::blocks::BlockIndex;
 use farleaf_index::partition::RoutedIndex;
 use farleaf_index::{
-    Exchange, IndexAdmin, IndexError, OwnedForm, Partitioned, RangeIndex, ScanResult,
+    Exchange, IndexAdmin, IndexError, OwnedForm, Partitioned, RangeIndex, ScanRequest,
 };
 use farleaf_page::{Layout, check_records};
 use std::borrow::Borrow;
@@ -32,7 +32,7 @@ pub(crate) enum IndexRequest<K: ?Sized + KeyKind> {
     MultiGet(Vec<K::Owned>),
     UpsertAll(Vec<KeyedRecord<K>>),
     BulkLoad(RecordSource<K>),
-    Scan(ScanResult<K::Owned>),
+    Scan(ScanRequest<K::Owned>),
     Flush,
 }
 

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::index::Index;
 use crate::operation::Operation;
 use crate::request::KeyedRecord;
-use farleaf_index::ScanResult as Selection;
+use farleaf_index::ScanRequest as Selection;
 use futures_core::Stream;
 use std::future::{Future, poll_fn};
 use std::ops::{Bound, RangeBounds};

@@ -6,7 +6,7 @@
 
 use super::{
     Background, EditAnswer, Exchange, IndexAdmin, IndexError, KeyedRecords, LeafEdit, RangeIndex,
-    ReshapeCost, ScanResult,
+    ReshapeCost, ScanRequest,
 };
 use crate::CacheCounters;
 use farleaf_page::{EditAction, Layout, NamedLayout, OwnedKey, OwnedValue};
@@ -132,10 +132,10 @@ where
         self.index.execute(edit.as_ref()).await.map(|answer| self.answer(answer))
     }
 
-    async fn scan(&self, scan: &ScanResult<u64>) -> Result<KeyedRecords<u64, u64>, IndexError> {
+    async fn scan(&self, scan: &ScanRequest<u64>) -> Result<KeyedRecords<u64, u64>, IndexError> {
         let key = |name| self.naming.key_named(name);
         let (lower, upper) = (scan.lower.map(key), scan.upper.map(key));
-        let named = ScanResult { lower, upper, reverse: scan.reverse, limit: scan.limit };
+        let named = ScanRequest { lower, upper, reverse: scan.reverse, limit: scan.limit };
         let records = self.index.scan(&named).await?;
         let name = |(key, value)| (self.key(L::key(&key)), self.value(L::value(&value)));
         Ok(records.into_iter().map(name).collect())

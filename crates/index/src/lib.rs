@@ -43,7 +43,7 @@ pub use partitioned::{
     BuiltContent, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, ReleasedKeys,
 };
 pub use range_index::{
-    Exchange, KeyedRecords, OwnedForm, RangeIndex, RecordOf, RecordsOf, ScanResult,
+    Exchange, KeyedRecords, OwnedForm, RangeIndex, RecordOf, RecordsOf, ScanRequest,
 };
 pub(crate) use range_index::{OPERATIONS_PER_BATCH, rounds};
 pub use reshape::{KeyRange, Reshape, ReshapeCost};

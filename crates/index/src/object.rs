@@ -8,7 +8,7 @@
 
 use crate::{
     Background, CacheCounters, Design, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords,
-    LeafEdit, OwnedForm, RangeIndex, RecordOf, RecordsOf, Reshape, ReshapeCost, ScanResult,
+    LeafEdit, OwnedForm, RangeIndex, RecordOf, RecordsOf, Reshape, ReshapeCost, ScanRequest,
 };
 use farleaf_fabric::sync::ObjectArc;
 use farleaf_fabric::{AnyFabric, Fabric, Work};
@@ -148,7 +148,7 @@ pub enum LoopStep<'a, K: ?Sized + ToOwned, V: ?Sized> {
     /// A lookup of several keys.
     MultiGet(&'a [OwnedForm<K>]),
     /// A scan.
-    Scan(ScanResult<OwnedForm<K>>),
+    Scan(ScanRequest<OwnedForm<K>>),
 }
 
 /// Operations that run one after the other, each begun when the previous one has ended.
@@ -247,7 +247,7 @@ trait IndexObject<K: ?Sized + ToOwned, V: ?Sized + ToOwned> {
     ) -> ObjectFuture<'a, ObjectOutcome<EditAnswer<V::Owned>>>;
     fn scan<'a>(
         &'a self,
-        scan: &'a ScanResult<K::Owned>,
+        scan: &'a ScanRequest<K::Owned>,
     ) -> ObjectFuture<'a, ObjectOutcome<KeyedRecords<K::Owned, V::Owned>>>;
     fn bulk_load_from<'a>(
         &'a self,
@@ -305,7 +305,7 @@ impl<I: IndexAdmin> IndexObject<I::Key, I::Value> for OpenedObject<I> {
 
     fn scan<'a>(
         &'a self,
-        scan: &'a ScanResult<OwnedForm<I::Key>>,
+        scan: &'a ScanRequest<OwnedForm<I::Key>>,
     ) -> ObjectFuture<'a, ObjectOutcome<RecordsOf<I>>> {
         Box::pin(self.index.scan(scan))
     }
@@ -442,7 +442,7 @@ where
         self.0.execute(edit).await
     }
 
-    async fn scan(&self, scan: &ScanResult<K::Owned>) -> ObjectOutcome<RecordsOf<Self>> {
+    async fn scan(&self, scan: &ScanRequest<K::Owned>) -> ObjectOutcome<RecordsOf<Self>> {
         self.0.scan(scan).await
     }
 

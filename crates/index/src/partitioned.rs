@@ -13,7 +13,7 @@
 //! In return, [`crate::partition`] provides the partition map, routing, moves of keys, balancing,
 //! bulk loads, compute servers in separate processes, and [`super::Design`].
 
-use super::{IndexError, KeyedRecords, MemoryUse, PartitionOptions, ScanResult};
+use super::{IndexError, KeyedRecords, MemoryUse, PartitionOptions, ScanRequest};
 use crate::{CacheCounters, OwnedRange};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
@@ -226,7 +226,7 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// before the error.
     fn scan(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> impl Future<Output = Result<OwnedRange<OwnedKey<L>>, RemoteError>>;
 
@@ -237,7 +237,7 @@ pub trait PartIndex<F: Fabric, L: Layout> {
     /// As for [`PartIndex::scan`].
     fn scan_some(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         _most_bytes: usize,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> impl Future<Output = Result<OwnedRange<OwnedKey<L>>, RemoteError>> {

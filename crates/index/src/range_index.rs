@@ -53,7 +53,7 @@ pub trait RangeIndex {
     /// The records that `scan` selects, in its order.
     fn scan(
         &self,
-        scan: &ScanResult<OwnedForm<Self::Key>>,
+        scan: &ScanRequest<OwnedForm<Self::Key>>,
     ) -> impl Future<Output = Result<RecordsOf<Self>, IndexError>>;
 
     /// Fills an empty index from strictly ascending records, with pages filled to `fill` (0.1 to
@@ -272,7 +272,7 @@ impl<V> From<EditAnswer<V>> for Exchange<V> {
 
 /// The records that a scan returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ScanResult<K> {
+pub struct ScanRequest<K> {
     /// The lower bound: the start of an ascending scan, the end of a descending one.
     pub lower: Bound<K>,
     /// The upper bound: the end of an ascending scan, the start of a descending one.
@@ -283,7 +283,7 @@ pub struct ScanResult<K> {
     pub limit: usize,
 }
 
-impl<K: Clone> ScanResult<K> {
+impl<K: Clone> ScanRequest<K> {
     /// All records within `range`, ascending.
     pub fn range(range: impl RangeBounds<K>) -> Self {
         Self {
@@ -309,7 +309,7 @@ impl<K: Clone> ScanResult<K> {
     }
 }
 
-impl<K> ScanResult<K> {
+impl<K> ScanRequest<K> {
     /// Whether a page can hold the keys that bound the scan.
     ///
     /// # Errors
@@ -323,7 +323,7 @@ impl<K> ScanResult<K> {
     }
 }
 
-impl<K: Ord> ScanResult<K> {
+impl<K: Ord> ScanRequest<K> {
     /// Whether `key` and all keys above it are above the range.
     pub fn is_above(&self, key: &K) -> bool {
         match &self.upper {

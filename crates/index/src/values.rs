@@ -7,7 +7,7 @@
 //! *Thread safety*: what the threads of a compute server share is for any number of threads;
 //! [`PartValues`] belongs to its endpoint's thread.
 
-use super::{EditAnswer, KeyedRecords, LeafEdit, PartIndex, ScanResult};
+use super::{EditAnswer, KeyedRecords, LeafEdit, PartIndex, ScanRequest};
 use crate::{CacheCounters, OwnedRange};
 use farleaf_fabric::Fabric;
 use farleaf_page::{BlockRef, Layout, LengthError, OwnedKey, OwnedValue};
@@ -105,7 +105,7 @@ pub trait PartValues<F: Fabric, L: Layout> {
     fn scan<P: PartIndex<F, L>>(
         &self,
         part: &P,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         room: &mut RecordRoom,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> impl Future<Output = Result<ScanEnd<OwnedKey<L>>, RemoteError>>;
@@ -244,7 +244,7 @@ impl<F: Fabric, L: Layout> PartValues<F, L> for InLeaves {
     async fn scan<P: PartIndex<F, L>>(
         &self,
         part: &P,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         room: &mut RecordRoom,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<ScanEnd<OwnedKey<L>>, RemoteError> {

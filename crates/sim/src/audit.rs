@@ -5,7 +5,7 @@
 use crate::scenario::WorkloadSpec;
 use crate::workload;
 use farleaf_fabric::GlobalAddr;
-use farleaf_index::{IndexError, RangeIndex, ScanResult};
+use farleaf_index::{IndexError, RangeIndex, ScanRequest};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The contents that were found.
@@ -33,8 +33,8 @@ impl<D: Fn(GlobalAddr) -> bool> Reader<'_, D> {
         [each, up, down]: [&I; 3],
     ) -> Result<AuditedContents, String> {
         let found = self.read_each(each).await?;
-        let up = self.scan(up, ScanResult::range(..)).await?;
-        let down = self.scan(down, ScanResult::range(..).reverse()).await?;
+        let up = self.scan(up, ScanRequest::range(..)).await?;
+        let down = self.scan(down, ScanRequest::range(..).reverse()).await?;
         let expected: AuditedRecords =
             found.contents.iter().map(|(key, value)| (*key, *value)).collect();
         let down = down.map(|down| down.into_iter().rev().collect::<Vec<_>>());
@@ -64,7 +64,7 @@ impl<D: Fn(GlobalAddr) -> bool> Reader<'_, D> {
     async fn scan<I: RangeIndex<Key = u64, Value = u64>>(
         &self,
         index: &I,
-        scan: ScanResult<u64>,
+        scan: ScanRequest<u64>,
     ) -> Result<Option<AuditedRecords>, String> {
         self.unless_damaged(index.scan(&scan).await)
     }
@@ -76,7 +76,7 @@ impl<D: Fn(GlobalAddr) -> bool> Reader<'_, D> {
         let mut found = AuditedContents::default();
         let places = 0..self.spec.key_space;
         for key in places.map(|place| workload::key_at(place, self.spec)) {
-            let alone = ScanResult::range(key..=key);
+            let alone = ScanRequest::range(key..=key);
             let got = self.unless_damaged(index.get(&key).await)?;
             let up = self.scan(index, alone.clone()).await?;
             let down = self.scan(index, alone.reverse()).await?;

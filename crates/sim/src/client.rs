@@ -16,7 +16,9 @@ use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{AnyFabric, Fabric, FabricError, Work};
 use farleaf_index::CacheCounters;
-use farleaf_index::{AnyCompute, AnyIndex, ByName, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{
+    AnyCompute, AnyIndex, ByName, IndexAdmin, IndexError, RangeIndex, ScanRequest,
+};
 use farleaf_page::NamedLayout;
 use farleaf_pool::wire::{ErrorCode, Refusal};
 use futures_util::future::join;
@@ -543,7 +545,7 @@ async fn load_in_bulk<I>(
         if has_doubt && !board.allows_unknown() {
             return board.report_load(format!("{what}: {error}"));
         }
-        if has_doubt && let Ok(found) = index.scan(&ScanResult::range(..)).await {
+        if has_doubt && let Ok(found) = index.scan(&ScanRequest::range(..)).await {
             match found.len() {
                 0 => {}
                 _ if found == all => return,
@@ -595,7 +597,7 @@ pub(crate) async fn read_everything<I>(
 ) where
     I: IndexAdmin<Key = u64, Value = u64>,
 {
-    let everything = ScanResult::range(..);
+    let everything = ScanRequest::range(..);
     let again = |action| retry(fabric, index, board, number, action);
     again(ClientAction::Scan(everything.clone())).await;
     again(ClientAction::Collect).await;

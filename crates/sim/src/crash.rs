@@ -31,7 +31,7 @@ use farleaf_fabric::{AnyFabric, Cluster, Fabric, GlobalAddr, Provider};
 use farleaf_index::OwnedRange;
 use farleaf_index::partition::{ComputePool, end_former_incarnation, fence_former_incarnation};
 use farleaf_index::{
-    AnyCompute, Background, ByName, Design, IndexAdmin, IndexError, RangeIndex, ScanResult,
+    AnyCompute, Background, ByName, Design, IndexAdmin, IndexError, RangeIndex, ScanRequest,
 };
 use farleaf_page::{Layout, NamedLayout, OwnedKey, clipped};
 use farleaf_pool::server::MemoryServer;
@@ -216,7 +216,7 @@ fn of_own_keys(action: ClientAction, range: &OwnedRange<u64>) -> Option<ClientAc
         }
         ClientAction::Scan(scan) => {
             let (lower, upper) = clipped((scan.lower.as_ref(), scan.upper.as_ref()), (low, high));
-            let scan = ScanResult { lower: lower.cloned(), upper: upper.cloned(), ..scan };
+            let scan = ScanRequest { lower: lower.cloned(), upper: upper.cloned(), ..scan };
             is_some_key_within(&scan).then_some(ClientAction::Scan(scan))
         }
         ClientAction::Collect | ClientAction::Flush => Some(action),
@@ -224,7 +224,7 @@ fn of_own_keys(action: ClientAction, range: &OwnedRange<u64>) -> Option<ClientAc
 }
 
 /// Whether the bounds leave room for a key: clipping can make a scan empty.
-fn is_some_key_within(scan: &ScanResult<u64>) -> bool {
+fn is_some_key_within(scan: &ScanRequest<u64>) -> bool {
     match (&scan.lower, &scan.upper) {
         (Bound::Included(low), Bound::Included(high)) => low <= high,
         (
@@ -428,7 +428,7 @@ impl<L: SimulatedLayout> CrashRun<'_, L> {
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             let index = ByName::<L, _>::new(compute_of(pool).open(fabric).await?);
             index.flush().await?;
-            index.scan(&ScanResult::range(..)).await
+            index.scan(&ScanRequest::range(..)).await
         });
         let records = match outcome.into_iter().next().flatten() {
             Some(Ok(records)) => records,

@@ -11,7 +11,7 @@
 //! *Thread safety*: all clients share a [`HistoryRecorder`]; a [`History`] is plain data.
 
 use farleaf_fabric::sync::{Mutex, lock};
-use farleaf_index::{EditAnswer, Exchange, IndexError, LeafEdit, ScanResult};
+use farleaf_index::{EditAnswer, Exchange, IndexError, LeafEdit, ScanRequest};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Bound;
@@ -40,7 +40,7 @@ pub enum ClientAction {
     /// Looks up several keys.
     MultiGet(Vec<u64>),
     /// Scans a range.
-    Scan(ScanResult<u64>),
+    Scan(ScanRequest<u64>),
     /// Collects garbage; changes no contents.
     Collect,
     /// Writes back everything acknowledged earlier, so that it survives a crash.

@@ -34,7 +34,7 @@ use farleaf_index::partition::{
 };
 use farleaf_index::{
     AnyCompute, BalanceOptions, ByName, Design, IndexError, PartitionOptions, Partitioned,
-    RangeIndex, ReshapeCost, ScanResult, ValueForm,
+    RangeIndex, ReshapeCost, ScanRequest, ValueForm,
 };
 use farleaf_page::{Layout, NamedLayout, OwnedKey};
 use farleaf_pool::server::MemoryServer;
@@ -760,7 +760,7 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
             }
         }
         for _ in 0..READS {
-            if let Ok(records) = index.scan(&ScanResult::range(..)).await {
+            if let Ok(records) = index.scan(&ScanRequest::range(..)).await {
                 *lock(&self.found) = Some(records.into_iter().collect());
                 return;
             }
@@ -876,7 +876,7 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
             let fabric = self.as_compute_server(&fabric);
             V::end_all(&fabric, &compute).await?;
             let index = V::reader(&compute).open(fabric).await?;
-            ByName::<L, _>::new(index).scan(&ScanResult::range(..)).await
+            ByName::<L, _>::new(index).scan(&ScanRequest::range(..)).await
         });
         let records = match scanned.pop().flatten() {
             Some(Ok(records)) => records,
@@ -905,7 +905,7 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
         let inline_bytes = self.scenario.cluster.inline_bytes.unwrap_or(usize::MAX);
         let mut counted = cluster.run(&[self.nobody()], async |fabric, _| {
             let index = V::reader(compute).open(self.as_compute_server(&fabric)).await?;
-            let records = index.scan(&ScanResult::range(..)).await?;
+            let records = index.scan(&ScanRequest::range(..)).await?;
             let values = records.iter().map(|(_, value)| L::value_length(L::value(value)));
             Ok::<_, IndexError>(values.filter(|bytes| *bytes > inline_bytes).count() as u64)
         });

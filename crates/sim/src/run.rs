@@ -31,7 +31,7 @@ use farleaf_fabric::{AnyFabric, Cluster, Provider};
 use farleaf_index::CacheCounters;
 use farleaf_index::blocks::{BlockOptions, Blocks, InBlocks};
 use farleaf_index::{
-    AnyCompute, AnyDesign, ByName, Design, InLeaves, IndexError, RangeIndex, ScanResult,
+    AnyCompute, AnyDesign, ByName, Design, InLeaves, IndexError, RangeIndex, ScanRequest,
 };
 use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, NamedLayout, with_page_words};
 use farleaf_pool::remote::BlockUsage;
@@ -287,7 +287,7 @@ fn count_blocks(
     let observer = scenario.cluster.compute_servers;
     let mut scanned = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
         let index = compute.open(fabric).await?;
-        index.scan(&ScanResult::range(..)).await
+        index.scan(&ScanRequest::range(..)).await
     });
     let records = match scanned.pop().flatten() {
         Some(Ok(records)) => records,
@@ -467,7 +467,7 @@ fn play_dex<L: SimulatedLayout>(
     let mut flushed = cluster.run(&[observer], async |fabric, _| -> Result<_, IndexError> {
         let index = object.open(fabric).await?;
         index.flush().await?;
-        ByName::<L, _>::new(index).scan(&ScanResult::range(..)).await
+        ByName::<L, _>::new(index).scan(&ScanRequest::range(..)).await
     });
     let records = match flushed.pop().flatten() {
         Some(Ok(records)) => records,

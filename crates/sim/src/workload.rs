@@ -9,7 +9,7 @@
 
 use crate::history::{ClientAction, OperationOutcome};
 use crate::scenario::{DistributionSpec, Weights, WorkloadSpec};
-use farleaf_index::{Exchange, ScanResult};
+use farleaf_index::{Exchange, ScanRequest};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
@@ -194,7 +194,7 @@ impl SimOperationStream {
 
     /// A range of any shape: bounds of every kind, occasionally in the wrong order, with or without
     /// a limit.
-    fn scan(&mut self) -> ScanResult<u64> {
+    fn scan(&mut self) -> ScanRequest<u64> {
         let all = self.spec.key_space;
         let low = self.place();
         let high = (low + self.rng.random_range(0..self.spec.max_scan_keys)).min(all - 1);
@@ -206,7 +206,7 @@ impl SimOperationStream {
             _ => usize::MAX,
         };
         let (lower, upper) = (self.bound(low), self.bound(high));
-        ScanResult { lower, upper, reverse: false, limit }
+        ScanRequest { lower, upper, reverse: false, limit }
     }
 
     fn bound(&mut self, key: u64) -> Bound<u64> {

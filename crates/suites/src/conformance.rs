@@ -8,7 +8,7 @@ use farleaf_fabric::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, ServerId};
 use farleaf_index::{
     Background, ByName, Design, EditAction, EditAnswer, Exchange, IndexAdmin, IndexError, LeafEdit,
-    RangeIndex, ScanResult,
+    RangeIndex, ScanRequest,
 };
 use farleaf_page::{Layout, NamedLayout};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
@@ -248,8 +248,8 @@ where
         let index = open::<L, D, _>(fabric, compute).await;
         assert_eq!(index.get(&7).await, Ok(None));
         assert_eq!(index.execute_all(&[]).await, []);
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
-        assert_eq!(index.scan(&ScanResult::range(..).reverse()).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanRequest::range(..).reverse()).await, Ok(vec![]));
         assert_eq!(index.multi_get::<u64>(&[]).await, Ok(vec![]));
     });
 }
@@ -300,7 +300,11 @@ async fn random_operation<I, F>(
 
 async fn same_contents<I: RangeIndex<Key = u64, Value = u64>>(index: &I, model: &NumberModel) {
     let expected: Vec<(u64, u64)> = model.iter().map(|(&key, &value)| (key, value)).collect();
-    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected, "a scan of everything");
+    assert_eq!(
+        index.scan(&ScanRequest::range(..)).await.unwrap(),
+        expected,
+        "a scan of everything"
+    );
 }
 
 /// One client runs random operations, including the extreme keys and values.
@@ -344,7 +348,7 @@ where
         index.collect().await.unwrap();
         same_contents(&index, &NumberModel::new()).await;
         assert_eq!(index.insert(&5, &6).await, Ok(true));
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![(5, 6)]));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![(5, 6)]));
     });
 }
 
@@ -412,7 +416,7 @@ fn expected(model: &mut NumberModel, edit: &LeafEdit<u64, u64>) -> EditAnswer<u6
     EditAnswer { applied, found }
 }
 
-fn model_scan(model: &NumberModel, scan: &ScanResult<u64>) -> Vec<(u64, u64)> {
+fn model_scan(model: &NumberModel, scan: &ScanRequest<u64>) -> Vec<(u64, u64)> {
     let inside = |&(key, _): &(&u64, &u64)| {
         let above = match scan.lower {
             Bound::Unbounded => true,
@@ -463,7 +467,7 @@ where
         };
         for _ in 0..300 {
             let limit = [0, 1, 2, 7, 40, usize::MAX][dice.below(6) as usize];
-            let mut scan = ScanResult::range((bound(), bound())).limit(limit);
+            let mut scan = ScanRequest::range((bound(), bound())).limit(limit);
             if dice.below(2) == 0 {
                 scan = scan.reverse();
             }
@@ -471,7 +475,7 @@ where
             assert_eq!(records, model_scan(&model, &scan), "{scan:?}");
         }
         let everything_below_zero =
-            ScanResult { upper: Bound::Excluded(0), ..ScanResult::range(..) };
+            ScanRequest { upper: Bound::Excluded(0), ..ScanRequest::range(..) };
         assert_eq!(index.scan(&everything_below_zero.reverse()).await, Ok(vec![]));
     });
 }
@@ -566,7 +570,7 @@ where
                 let key = mine(dice.below(space));
                 random_operation(&index, &mut model, &dice, key).await;
                 if round % 60 == 0 {
-                    let seen = index.scan(&ScanResult::range(..)).await.unwrap();
+                    let seen = index.scan(&ScanRequest::range(..)).await.unwrap();
                     assert!(seen.is_sorted_by(|a, b| a.0 < b.0), "a scan ascends strictly");
                     let is_mine = |key: u64| (0..150).any(|number| mine(number) == key);
                     let mine: NumberModel =

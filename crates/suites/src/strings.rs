@@ -3,7 +3,7 @@
 use crate::conformance::SuiteSetup;
 use crate::providers::AnyProvider;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, ScanResult};
+use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -90,7 +90,7 @@ async fn step<F: Fabric, I: RangeIndex<Key = [u8], Value = [u8]>>(
         }
         4 => assert_eq!(index.get(&key).await.unwrap(), held),
         5 => {
-            let scan = ScanResult::range(key.clone()..).limit((fabric.random() % 40) as usize);
+            let scan = ScanRequest::range(key.clone()..).limit((fabric.random() % 40) as usize);
             let own = |(found, _): &(StringKey, Vec<u8>)| {
                 found.is_empty() && client == 0 || found.last() == Some(&(client as u8))
             };
@@ -118,8 +118,8 @@ async fn step<F: Fabric, I: RangeIndex<Key = [u8], Value = [u8]>>(
 /// If they differ.
 pub async fn check<I: RangeIndex<Key = [u8], Value = [u8]>>(index: &I, model: &StringModel) {
     let expected: Vec<_> = model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected);
-    let mut down = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
+    assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), expected);
+    let mut down = index.scan(&ScanRequest::range(..).reverse()).await.unwrap();
     down.reverse();
     assert_eq!(down, expected);
     let keys: Vec<StringKey> = model.keys().cloned().collect();

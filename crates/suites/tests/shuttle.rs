@@ -23,7 +23,7 @@ use farleaf_fabric::{
 };
 use farleaf_index::CacheCounters;
 use farleaf_index::partition::{ComputePool, RoutedIndex};
-use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, ScanResult};
+use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, ScanRequest};
 use farleaf_page::rules::KnownRule;
 use farleaf_page::{Fixed8, Layout};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
@@ -217,7 +217,7 @@ impl<L: Pages> World<L> {
                 index.bulk_load((0..records).map(|number| (number * 2, 1)), fill).await.unwrap();
                 // Fill the frames.
                 assert_eq!(
-                    index.scan(&ScanResult::range(..)).await.unwrap().len(),
+                    index.scan(&ScanRequest::range(..)).await.unwrap().len(),
                     records as usize
                 );
             }
@@ -232,7 +232,7 @@ impl<L: Pages> World<L> {
         self.pool.servers().iter().for_each(|server| frames_are_sound(server.state().cache()));
         self.memory.run_one(|fabric| async move {
             let index = open(fabric, &self.pool).await;
-            let found = index.scan(&ScanResult::range(..)).await.unwrap();
+            let found = index.scan(&ScanRequest::range(..)).await.unwrap();
             assert_eq!(found, *expected, "through the cache");
             for part in self.pool.servers() {
                 index.part(part.number()).flush().await.unwrap();
@@ -242,7 +242,7 @@ impl<L: Pages> World<L> {
         let others = <Dex as Design<L>>::compute(&self.options).unwrap();
         let others = &others;
         self.memory.run_one(|fabric| async move {
-            let found = open(fabric, others).await.scan(&ScanResult::range(..)).await.unwrap();
+            let found = open(fabric, others).await.scan(&ScanRequest::range(..)).await.unwrap();
             assert_eq!(found, *expected, "in the pool");
         });
     }

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: a plain value.
 
-use farleaf_index::{IndexAdmin, IndexError, KeyedRecords, RangeIndex, ScanResult};
+use farleaf_index::{IndexAdmin, IndexError, KeyedRecords, RangeIndex, ScanRequest};
 use farleaf_page::{EditAnswer, LeafEdit};
 
 /// Every operation succeeds immediately, and every key is present.
@@ -30,7 +30,7 @@ impl RangeIndex for IdleIndex {
         edits.iter().map(|edit| Ok(applied(edit))).collect()
     }
 
-    async fn scan(&self, _scan: &ScanResult<u64>) -> Result<KeyedRecords<u64, u64>, IndexError> {
+    async fn scan(&self, _scan: &ScanRequest<u64>) -> Result<KeyedRecords<u64, u64>, IndexError> {
         Ok(Vec::new())
     }
 

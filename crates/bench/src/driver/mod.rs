@@ -43,7 +43,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, Provider, RegionError, ServerId};
 use farleaf_index::{
     AnyCompute, AnyDesign, AnyIndex, Background, IndexAdmin, IndexError, RangeIndex, ReshapeCost,
-    ScanResult,
+    ScanRequest,
 };
 use farleaf_page::{Fixed8, Layout};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
@@ -481,7 +481,7 @@ impl<O: KeyValueForm> Testbed<O> {
     ///
     /// # Errors
     /// [`BenchError::Open`] or [`BenchError::Read`].
-    pub fn scan(&self, scan: &ScanResult<u64>) -> Result<Vec<(u64, u64)>, BenchError> {
+    pub fn scan(&self, scan: &ScanRequest<u64>) -> Result<Vec<(u64, u64)>, BenchError> {
         let (compute, form) = (&self.compute, &self.form);
         self.cluster.try_run_one(async |fabric| {
             let index = open(fabric, compute, form).await?;

@@ -23,7 +23,7 @@ use farleaf_fabric::sync::{Arc, AtomicUsize, Ordering};
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_index::{
     AscendingCheck, Design, EditAction, EditAnswer, IndexAdmin, IndexError, KeyedRecords, LeafEdit,
-    RangeIndex, ScanResult, check_fill,
+    RangeIndex, ScanRequest, check_fill,
 };
 use farleaf_page::{DesignId, Layout, OwnedKey, OwnedValue};
 use farleaf_pool::remote::RpcClient;
@@ -193,7 +193,7 @@ impl<F: Fabric, L: Layout> RangeIndex for SingleMachineIndex<F, L> {
 
     async fn scan(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
     ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         scan.check::<L>()?;
         let tree = self.machine.tree();

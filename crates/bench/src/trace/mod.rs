@@ -18,7 +18,7 @@ use crate::keys::{KeySpace, mix64};
 use crate::workload::WorkloadOperation;
 use farleaf_fabric::Provider;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{AnyDesign, ScanResult};
+use farleaf_index::{AnyDesign, ScanRequest};
 use farleaf_pool::server::MemoryServer;
 use format::TraceRequest;
 use rows::{TraceKey, TraceKeyFormat, TraceShape};
@@ -171,7 +171,7 @@ pub fn replay<O: KeyValueForm>(
         testbed.load(keys, FILL, &|_| ())?;
     }
     let measurement = testbed.replay(operations, &|_| ())?;
-    let contents = testbed.scan(&ScanResult::range(..))?;
+    let contents = testbed.scan(&ScanRequest::range(..))?;
     Ok((measurement, contents))
 }
 

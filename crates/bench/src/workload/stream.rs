@@ -18,7 +18,7 @@ use super::{Distribution, OperationKind, OperationMix, Permutation, ScanLength};
 use crate::keys::KeySpace;
 use crate::keys::mix64;
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
-use farleaf_index::{LoopStep, ScanResult};
+use farleaf_index::{LoopStep, ScanRequest};
 use farleaf_page::{EditAction, LeafEdit};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};
@@ -86,7 +86,7 @@ impl WorkloadOperation {
             Self::Scan { from, limit, reverse } => {
                 LoopStep::Scan(scan_from(*from, *limit, *reverse))
             }
-            Self::ScanInterval { from, below } => LoopStep::Scan(ScanResult::range(*from..*below)),
+            Self::ScanInterval { from, below } => LoopStep::Scan(ScanRequest::range(*from..*below)),
             Self::MultiGet => LoopStep::MultiGet(batch),
             change => match change.edit() {
                 Some(edit) => LoopStep::Edit(edit),
@@ -97,12 +97,12 @@ impl WorkloadOperation {
 }
 
 /// A scan of up to `limit` records that starts at `from`.
-fn scan_from(from: u64, limit: u32, reverse: bool) -> ScanResult<u64> {
+fn scan_from(from: u64, limit: u32, reverse: bool) -> ScanRequest<u64> {
     let (lower, upper) = match reverse {
         false => (Bound::Included(from), Bound::Unbounded),
         true => (Bound::Unbounded, Bound::Included(from)),
     };
-    ScanResult { lower, upper, reverse, limit: limit as usize }
+    ScanRequest { lower, upper, reverse, limit: limit as usize }
 }
 
 /// How many new keys each client has inserted. The distribution `latest` depends on it.

@@ -9,7 +9,7 @@ use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::{AnyDesign, Naming, ScanResult};
+use farleaf_index::{AnyDesign, Naming, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 
@@ -50,7 +50,7 @@ fn every_workload_finds_its_keys() {
             assert_eq!(testbed.records() > before, inserts, "{mix}");
         }
         // Every record has a name, or the scan would panic, and none is missing.
-        let records = testbed.scan(&ScanResult::range(..)).unwrap();
+        let records = testbed.scan(&ScanRequest::range(..)).unwrap();
         assert_eq!(records.len() as u64, testbed.records());
         let key = strings.keys().key(17);
         let found = records.iter().find(|(found, _)| *found == key);

@@ -15,7 +15,7 @@ use farleaf_cluster::with_layout;
 use farleaf_command_line::units;
 use farleaf_index::client::drain_to;
 use farleaf_index::partition::BalanceTarget;
-use farleaf_index::{IndexError, RangeIndex, ReshapeCost, ScanResult};
+use farleaf_index::{IndexError, RangeIndex, ReshapeCost, ScanRequest};
 use farleaf_page::OwnedKey;
 use farleaf_pool::wire::ErrorCode;
 use futures_util::future::{Either, select};
@@ -157,7 +157,7 @@ async fn boundary<L: ClusterLayout>(
     let mut keys = Vec::new();
     let mut lower = Bound::Included(range.low);
     loop {
-        let scan = ScanResult::range((lower, upper.clone())).limit(COUNTED_PER_BATCH);
+        let scan = ScanRequest::range((lower, upper.clone())).limit(COUNTED_PER_BATCH);
         let records = client.scan(&scan).await?;
         let is_full = records.len() == COUNTED_PER_BATCH;
         keys.extend(records.into_iter().map(|(key, _)| key));

@@ -5,7 +5,7 @@ use crate::serving::{DEADLINE, compute, connect, serving};
 use farleaf_cluster::client::ClusterClient;
 use farleaf_cluster::clock::MonotonicClock;
 use farleaf_cluster::stop::StopSignal;
-use farleaf_index::{IndexError, RangeIndex, ScanResult};
+use farleaf_index::{IndexError, RangeIndex, ScanRequest};
 use futures_util::future::join_all;
 use rustix::process::Signal;
 use std::cell::RefCell;
@@ -33,8 +33,8 @@ pub(crate) fn kill_and_await(cluster: &mut Launched, number: u16) {
 /// Reads all records by scans in both directions, which must agree with each other and with gets of
 /// these keys.
 pub(crate) async fn read_in_every_way(client: &ClusterClient, keys: &[u64]) -> BTreeMap<u64, u64> {
-    let up = client.scan(&ScanResult::range(..)).await.unwrap();
-    let mut down = client.scan(&ScanResult::range(..).reverse()).await.unwrap();
+    let up = client.scan(&ScanRequest::range(..)).await.unwrap();
+    let mut down = client.scan(&ScanRequest::range(..).reverse()).await.unwrap();
     down.reverse();
     assert!(up == down, "{} records upwards, {} downwards", up.len(), down.len());
     let found: BTreeMap<u64, u64> = up.into_iter().collect();

@@ -7,7 +7,7 @@ use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{compute, connect, serving};
 use farleaf_cluster::launch::LauncherFolder;
 use farleaf_cluster::stop::StopSignal;
-use farleaf_index::{IndexError, RangeIndex, ScanResult};
+use farleaf_index::{IndexError, RangeIndex, ScanRequest};
 use futures_util::future::try_join_all;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -60,9 +60,9 @@ fn all_are_there(cluster: &Launched, written: &[(u64, u64)]) {
         keys
     };
     let outcome: Result<(), IndexError> = connection.run(async |client| {
-        let up = client.scan(&ScanResult::range(..)).await?;
+        let up = client.scan(&ScanRequest::range(..)).await?;
         assert!(up == expected, "a scan finds {} of {} records", up.len(), expected.len());
-        let mut down = client.scan(&ScanResult::range(..).reverse()).await?;
+        let mut down = client.scan(&ScanRequest::range(..).reverse()).await?;
         down.reverse();
         assert!(down == expected, "a descending scan finds {} records", down.len());
         let keys: Vec<u64> = expected.iter().map(|(key, _)| *key).collect();

@@ -7,7 +7,7 @@
 use crate::launched::{Launched, eventually, farleaf, text};
 use crate::serving::{DEADLINE, connect, serving};
 use farleaf_cluster::stop::StopSignal;
-use farleaf_index::{IndexError, RangeIndex, ScanResult};
+use farleaf_index::{IndexError, RangeIndex, ScanRequest};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::process::{Command, Stdio};
@@ -143,7 +143,7 @@ fn an_index_is_emptied_whole_while_others_write() {
         assert!(is_honest, "{key}: {outcome:?}");
     }
     let old: Result<_, IndexError> =
-        connection.run(async |client| client.scan(&ScanResult::range(..FIRST)).await);
+        connection.run(async |client| client.scan(&ScanRequest::range(..FIRST)).await);
     assert_eq!(old.unwrap(), []);
     // Changes acknowledged from now on survive.
     assert_eq!(client(&cluster, &["put", "5", "50"]).0, Some(0));

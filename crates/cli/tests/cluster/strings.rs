@@ -6,7 +6,7 @@ use crate::launched::{Launched, eventually, farleaf, signal, text};
 use crate::serving::{DEADLINE, compute, connect_to, honest, serving, try_both_of};
 use farleaf_cluster::launch::LauncherFolder;
 use farleaf_cluster::text::Textual;
-use farleaf_index::{Exchange, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Exchange, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -117,8 +117,8 @@ pub(crate) fn assert_same(cluster: &Launched, model: &Model) {
         let prefixes: [&[u8]; 5] = [b"", b"apple/", b"m", b"\xff", b"none"];
         for prefix in prefixes {
             let range = <[u8]>::with_prefix(prefix.to_vec()).unwrap();
-            let up = client.scan(&ScanResult::range(range.clone())).await?;
-            let mut down = client.scan(&ScanResult::range(range).reverse()).await?;
+            let up = client.scan(&ScanRequest::range(range.clone())).await?;
+            let mut down = client.scan(&ScanRequest::range(range).reverse()).await?;
             down.reverse();
             let mut expected = model.iter().filter(|(key, _)| key.starts_with(prefix));
             let expected = records(&mut expected);
@@ -126,7 +126,7 @@ pub(crate) fn assert_same(cluster: &Launched, model: &Model) {
             assert!(down == expected, "{prefix:?}: {} of {}", down.len(), expected.len());
         }
         let range = (Bound::Excluded(b"b".to_vec()), Bound::Included(b"zebra/very/".to_vec()));
-        let found = client.scan(&ScanResult::range(range.clone())).await?;
+        let found = client.scan(&ScanRequest::range(range.clone())).await?;
         assert_eq!(found, records(&mut model.range(range)));
         Ok::<_, IndexError>(())
     });
@@ -218,7 +218,7 @@ fn a_memory_server_dies(transport: &str) {
             try_both_of(&connection, key, value).iter().all(Result::is_ok).then_some(())
         });
     }
-    let all = connection.run(async |client| client.scan(&ScanResult::range(..)).await);
+    let all = connection.run(async |client| client.scan(&ScanRequest::range(..)).await);
     let all: Result<Model, IndexError> = all.map(|records| records.into_iter().collect());
     assert_eq!(all, Ok(keys.iter().map(|key| (key.to_vec(), value.to_vec())).collect()));
     let mut model = all.unwrap();
@@ -475,7 +475,7 @@ fn bench(cluster: &Launched, flags: &[&str]) -> serde_json::Value {
 /// Keys of a cluster, in order.
 fn keys(cluster: &Launched) -> Vec<Vec<u8>> {
     let records = connect_to::<Bytes>(cluster, DEADLINE * 5)
-        .run(async |client| client.scan(&ScanResult::range(..)).await)
+        .run(async |client| client.scan(&ScanRequest::range(..)).await)
         .unwrap_or_else(|error: IndexError| panic!("{error}"));
     records.into_iter().map(|(key, _)| key).collect()
 }

@@ -8,7 +8,7 @@ use crate::serving::{DEADLINE, compute, connect, connect_to, serving};
 use crate::strings::{
     Model, assert_comes_back_from_a_file, assert_same, client, next_incarnation, work_with,
 };
-use farleaf_index::{IndexError, RangeIndex, ScanResult};
+use farleaf_index::{IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_pool::wire::MAX_VALUE_BYTES;
 use rand::RngExt;
@@ -94,7 +94,7 @@ fn a_killed_memory_server_ends_the_index_and_no_operation_hangs() {
     });
     put_all(&cluster, &keys, |key| key / 7);
     let found =
-        connect(&cluster, DEADLINE).run(async |client| client.scan(&ScanResult::range(..)).await);
+        connect(&cluster, DEADLINE).run(async |client| client.scan(&ScanRequest::range(..)).await);
     let mut expected: Vec<_> = keys.iter().map(|key| (*key, key / 7)).collect();
     expected.sort_unstable();
     assert_eq!(found, Ok(expected));

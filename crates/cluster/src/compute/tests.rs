@@ -21,7 +21,7 @@ use farleaf_fabric::tcp::{TcpCluster, TcpConfig, TcpServerConfig};
 use farleaf_fabric::{AnyFabric, ClientTask, Cluster, Fabric, Provider, RpcService, ServerId};
 use farleaf_index::client::{ClientIndex, ClientOptions, RemoteDesign};
 use farleaf_index::partition::{ComputeServer, MapState, PartitionMap};
-use farleaf_index::{IndexError, RangeIndex, ScanResult, ValueForm};
+use farleaf_index::{IndexError, RangeIndex, ScanRequest, ValueForm};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
@@ -255,7 +255,7 @@ fn compute_servers_with_lsm_trees_move_whole_shards() {
         let (first, third) = (5, u64::MAX / 8 * 5);
         for (from, to, near) in [(0, 1, Some(&first)), (1, 0, None), (0, 1, Some(&third))] {
             index.move_keys(from, to, near).await.unwrap();
-            assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(records().collect()));
+            assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(records().collect()));
             assert_eq!(index.upsert(&0, &0).await, Ok(()));
         }
         index.upsert(&7, &8).await.unwrap();
@@ -314,7 +314,7 @@ fn nobody_is_served_while_halted_and_no_tree_is_replaced_while_served() {
         assert_eq!(ask(ClientRequest::LoadAbort { load: 7 }).await, ClientResponse::Done);
         assert_eq!(ask(begin(7)).await, refused_with(ErrorCode::NoLoad), "it has ended");
         assert_eq!(ask(end(7)).await, refused_with(ErrorCode::NoLoad));
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![(1, 10)]));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![(1, 10)]));
         let garbage = fabric.call(ServerId::new(0), [9_u8, 9, 9].into_iter().collect()).await;
         let told = ClientResponse::<Fixed8>::decode(&garbage.unwrap());
         assert_eq!(told, Some(ClientResponse::Error(ErrorCode::Malformed)));

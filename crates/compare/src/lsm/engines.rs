@@ -9,7 +9,7 @@ use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{AnyFabric, Cluster, Provider, RpcService, ServerId};
-use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use fjall::compaction::Leveled;
@@ -104,7 +104,7 @@ impl EmptyEngine for InMemory {
             let mut scanned = records.scanned();
             loop {
                 let last = Bound::Excluded(scanned.last().to_vec());
-                let scan = ScanResult::range((last, Bound::Unbounded)).limit(SCANNED_PER_BATCH);
+                let scan = ScanRequest::range((last, Bound::Unbounded)).limit(SCANNED_PER_BATCH);
                 let found = index.scan(&scan).await?;
                 for (key, value) in &found {
                     scanned.see(key, value)?;

@@ -4,7 +4,7 @@
 
 use super::part::{EnteredTree, PartTrees};
 use farleaf_fabric::Fabric;
-use farleaf_index::ScanResult;
+use farleaf_index::ScanRequest;
 use farleaf_page::Layout;
 use farleaf_pool::remote::RemoteError;
 use std::cell::OnceCell;
@@ -48,7 +48,7 @@ impl<F: Fabric, L: Layout> OpenedParts<F, L> {
     pub(super) async fn enter_all(&self) -> Result<Vec<EnteredTree<'_, F, L>>, RemoteError> {
         let mut entered = Vec::new();
         for part in self.iter() {
-            entered.extend(part.enter_for_scan(&ScanResult::range(..)).await?.1);
+            entered.extend(part.enter_for_scan(&ScanRequest::range(..)).await?.1);
         }
         Ok(entered)
     }

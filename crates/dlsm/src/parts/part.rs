@@ -15,7 +15,7 @@ use farleaf_index::together::{all, join};
 use farleaf_index::{CacheCounters, OwnedRange};
 use farleaf_index::{
     EditAnswer, Encoded, IndexError, KeyedRecords, LeafEdit, PartIndex, PartState, ReleasedKeys,
-    ScanResult,
+    ScanRequest,
 };
 use farleaf_page::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
 use farleaf_page::table::KeyBuf;
@@ -185,7 +185,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     /// owned while all of them were entered.
     pub(super) async fn enter_for_scan(
         &self,
-        scan: &ScanResult<Vec<u8>>,
+        scan: &ScanRequest<Vec<u8>>,
     ) -> Result<(OwnedShards<L>, Vec<EnteredTree<'_, F, L>>), RemoteError> {
         loop {
             let owned = self.server.owned();
@@ -274,7 +274,7 @@ impl<L: Layout> Drop for SplitInFlight<'_, L> {
 }
 
 /// Whether a shard with these ends, the lower inclusive, may have keys of `scan`.
-fn overlaps((low, high): (Option<&[u8]>, Option<&[u8]>), scan: &ScanResult<Vec<u8>>) -> bool {
+fn overlaps((low, high): (Option<&[u8]>, Option<&[u8]>), scan: &ScanRequest<Vec<u8>>) -> bool {
     let is_above = match (&scan.upper, low) {
         (Bound::Included(upper), Some(low)) => low > &upper[..],
         (Bound::Excluded(upper), Some(low)) => low >= &upper[..],
@@ -344,7 +344,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
 
     async fn scan(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
         self.scan_some(scan, usize::MAX, out).await
@@ -353,7 +353,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     /// All trees as of one moment.
     async fn scan_some(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         most_bytes: usize,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<OwnedRange<OwnedKey<L>>, RemoteError> {
@@ -373,7 +373,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         }
         let (had, mut bytes) = (out.len(), 0);
         for (tree, _visit) in &entered {
-            let rest = ScanResult { limit: scan.limit - out.len(), ..wanted.clone() };
+            let rest = ScanRequest { limit: scan.limit - out.len(), ..wanted.clone() };
             if self.fabric().breaks(ONE_BOUND) {
                 view = tree.view().await?;
             }

@@ -13,7 +13,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::OwnedRange;
 use farleaf_index::together::all;
-use farleaf_index::{IndexError, PartPool, ScanResult};
+use farleaf_index::{IndexError, PartPool, ScanRequest};
 use farleaf_page::{DesignId, Layout, OwnedKey};
 use farleaf_pool::remote::{ROOT_SERVER, RemoteError, RpcClient};
 use std::cell::Cell;
@@ -98,7 +98,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
 
     async fn is_empty(&self) -> Result<bool, IndexError> {
         for (tree, _visit) in &self.opened.enter_all().await? {
-            if !tree.records(&ScanResult::range(..).limit(1)).await?.is_empty() {
+            if !tree.records(&ScanRequest::range(..).limit(1)).await?.is_empty() {
                 return Ok(false);
             }
         }

@@ -7,7 +7,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::sync::{AtomicBool, Ordering};
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, Rule, ServerId};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_page::rules::KnownRule;
 use farleaf_page::table::{PlacedSsTable, VersionChange};
@@ -46,7 +46,7 @@ fn another_process_opens_what_was_flushed() {
                     let newest = if number % 7 == 0 { None } else { Some(newest) };
                     assert_eq!(index.get(&key(number)).await.unwrap(), newest, "{number}");
                 }
-                let there = index.scan(&ScanResult::range(..).limit(10_000)).await.unwrap();
+                let there = index.scan(&ScanRequest::range(..).limit(10_000)).await.unwrap();
                 assert_eq!(there.len() as u64, all - all.div_ceil(7));
                 check_extents(tree);
 
@@ -100,7 +100,7 @@ fn the_former_process_is_refused() {
             let index = <Dlsm as Design<Small>>::open(fabric.clone(), second).await.unwrap();
             index.upsert(b"kept", b"2").await.unwrap();
             index.collect().await.unwrap();
-            let there = index.scan(&ScanResult::range(..).limit(10)).await.unwrap();
+            let there = index.scan(&ScanRequest::range(..).limit(10)).await.unwrap();
             assert_eq!(there, [(b"kept".to_vec(), b"2".to_vec())]);
             check_extents(second);
         });

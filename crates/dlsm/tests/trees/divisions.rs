@@ -9,7 +9,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, ServerId};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, Reshape, ScanResult};
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, Reshape, ScanRequest};
 use farleaf_page::NamedLayout;
 use farleaf_pool::remote::RpcClient;
 use farleaf_pool::wire::{DirectoryRequest, Refusal, Reply};
@@ -72,8 +72,8 @@ fn what_is_lent_comes_back(provider: &AnyProvider, tree: DlsmOptions) {
         let check = async |model: &BTreeMap<Vec<u8>, Vec<u8>>| {
             let expected: Vec<_> =
                 model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected);
-            let mut backwards = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), expected);
+            let mut backwards = index.scan(&ScanRequest::range(..).reverse()).await.unwrap();
             backwards.reverse();
             assert_eq!(backwards, expected);
             for number in 0..400 {
@@ -353,7 +353,7 @@ fn a_load_knows_of_divisions_that_not_all_know() {
             assert_eq!(index.get(&key).await.unwrap(), Some(value));
         }
         assert_eq!(
-            index.scan(&ScanResult::range(..)).await.unwrap(),
+            index.scan(&ScanRequest::range(..)).await.unwrap(),
             records().collect::<Vec<_>>()
         );
     });

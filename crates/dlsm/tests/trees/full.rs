@@ -12,7 +12,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::server::MemoryServerConfig;
@@ -67,9 +67,9 @@ async fn fill(
 
 async fn check(index: &impl RangeIndex<Key = [u8], Value = [u8]>, model: &Model) {
     let mut expected: Vec<_> = model.clone().into_iter().collect();
-    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected);
+    assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), expected);
     expected.reverse();
-    assert_eq!(index.scan(&ScanResult::range(..).reverse()).await.unwrap(), expected);
+    assert_eq!(index.scan(&ScanRequest::range(..).reverse()).await.unwrap(), expected);
     for (key, value) in model {
         assert_eq!(index.get(key).await.unwrap().as_ref(), Some(value));
     }

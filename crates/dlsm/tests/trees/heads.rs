@@ -9,7 +9,7 @@ use farleaf_dlsm::{Dlsm, DlsmOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{RangeIndex, ScanResult};
+use farleaf_index::{RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{local, sim};
@@ -26,7 +26,7 @@ async fn head<F: Fabric>(
     number: u64,
 ) -> (u64, u64) {
     let cost = spent(fabric, async {
-        let found = index.scan(&ScanResult::range(..).limit(1)).await.unwrap();
+        let found = index.scan(&ScanRequest::range(..).limit(1)).await.unwrap();
         assert_eq!(found, [(key(number).to_vec(), number.to_be_bytes().to_vec())]);
     });
     let cost = cost.await;
@@ -56,7 +56,7 @@ fn a_scan_of_the_head_reads_little() {
         println!("the first scan READs {first:?}, then {reads} READs, {bytes} bytes");
         assert!(reads <= 20 && bytes <= 64 << 10, "{reads} READs, {bytes} bytes");
         assert_eq!(
-            index.scan(&ScanResult::range(..)).await.unwrap().len() as u64,
+            index.scan(&ScanRequest::range(..)).await.unwrap().len() as u64,
             INSERTED - REMOVED
         );
         check_extents(tree);
@@ -74,7 +74,7 @@ fn a_scan_of_the_head_reads_little() {
         // Without background tasks, the scan that has met too much merges it as well.
         assert!(all / 20_000 <= 64 << 10, "{} bytes a scan", all / 20_000);
         assert_eq!(
-            index.scan(&ScanResult::range(..)).await.unwrap().len() as u64,
+            index.scan(&ScanRequest::range(..)).await.unwrap().len() as u64,
             INSERTED - REMOVED
         );
         check_extents(tree);
@@ -100,7 +100,7 @@ fn background_tasks_merge_the_heads_of_queues() {
         fabric.sleep(50_000_000).await;
         let (reads, bytes) = head(fabric, &index, 19_900).await;
         assert!(reads <= 20 && bytes <= 64 << 10, "{reads} READs, {bytes} bytes");
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 100);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 100);
     });
     check_extents(tree);
 }

@@ -8,7 +8,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, IndexAdmin, IndexError, KeyRange, RangeIndex, Reshape, ScanResult};
+use farleaf_index::{Design, IndexAdmin, IndexError, KeyRange, RangeIndex, Reshape, ScanRequest};
 use farleaf_page::NamedLayout;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
 use std::collections::BTreeMap;
@@ -82,7 +82,7 @@ fn moves_under_load(provider: &AnyProvider, rounds: u64, most_shards: usize) -> 
                     let own = |(found, _): &(Vec<u8>, Vec<u8>)| {
                         (0..100).any(|place| *found == self::key(place * 2 + number as u64))
                     };
-                    let scan = ScanResult::range(key..).limit(20);
+                    let scan = ScanRequest::range(key..).limit(20);
                     let scan = if round % 2 == 0 { scan.reverse() } else { scan };
                     let found = index.scan(&scan).await.unwrap();
                     let last = found.last().map(|(key, _)| key.clone());
@@ -105,7 +105,7 @@ fn moves_under_load(provider: &AnyProvider, rounds: u64, most_shards: usize) -> 
     let found = cluster.run_one(|fabric| async move {
         let index = <ShardedDlsm as Design<Small>>::open(fabric, compute).await.unwrap();
         index.collect().await.unwrap();
-        index.scan(&ScanResult::range(..)).await.unwrap()
+        index.scan(&ScanRequest::range(..)).await.unwrap()
     });
     assert_eq!(found, model.into_iter().collect::<Vec<_>>());
     let shards: Vec<_> =
@@ -207,12 +207,12 @@ fn numbers_go_on_above_those_of_a_shard_that_comes() {
             let (from, other) = if round % 2 == 0 { (0, 1) } else { (1, 0) };
             index.reshape(&to(from, other, Some(moving.clone()))).await.unwrap();
             let newest = vec![(moving.clone(), (round - 1).to_be_bytes().to_vec())];
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), newest);
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), newest);
             index.upsert(&moving, &round.to_be_bytes()).await.unwrap();
             // Of two versions, merges and scans go by the numbers.
             index.collect().await.unwrap();
             let newest = vec![(moving.clone(), round.to_be_bytes().to_vec())];
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), newest);
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), newest);
         }
     });
 }
@@ -266,10 +266,10 @@ fn a_shard_that_cannot_be_taken_stays() {
         assert_eq!(index.get(&at(1, 8)).await.unwrap().as_deref(), Some(&b"value"[..]));
         index.reshape(&to(0, 1, None)).await.unwrap();
         assert_eq!(index.owned_by(0), None);
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 1);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 1);
         index.reshape(&to(1, 0, Some(at(1, 2)))).await.unwrap();
         index.upsert(&at(7, 8), b"value").await.unwrap();
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 2);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 2);
         let held = compute.servers().iter().map(|server| {
             server.state().shards().iter().map(|shard| shard.id()).collect::<Vec<_>>()
         });

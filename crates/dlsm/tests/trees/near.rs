@@ -7,7 +7,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, ServerId};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_page::table::{CompactionOrder, IndexKind, JobSsTable, SsTableClip, SsTableMeta};
 use farleaf_pool::remote::{RemoteError, RpcClient};
@@ -194,7 +194,7 @@ fn a_memory_server_refuses_jobs_that_make_no_sense() {
         for table in tree.tables() {
             assert!(tables.iter().any(|before| before.meta == table.meta));
         }
-        assert_eq!(_index.scan(&ScanResult::range(..)).await.unwrap().len(), 20);
+        assert_eq!(_index.scan(&ScanRequest::range(..)).await.unwrap().len(), 20);
     });
 }
 

@@ -7,7 +7,7 @@ use farleaf_dlsm::{CompactionPlace, Dlsm, DlsmOptions};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_suites::providers::{AnyProvider, local, sim, tcp};
 use std::collections::BTreeMap;
@@ -58,8 +58,8 @@ fn check(provider: &AnyProvider, merges: CompactionPlace, records: &Records) {
                 index.collect().await.unwrap();
             }
             let expected: Records = model.clone().into_iter().collect();
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected);
-            let mut down = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), expected);
+            let mut down = index.scan(&ScanRequest::range(..).reverse()).await.unwrap();
             down.reverse();
             assert_eq!(down, expected);
             for (key, _) in records.iter().step_by(37) {

@@ -10,7 +10,7 @@ use farleaf_fabric::{Cluster, Fabric, Work};
 use farleaf_index::partition::{ComputePool, end_former_incarnation, fence_former_incarnation};
 use farleaf_index::{
     Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned, RangeIndex,
-    ScanResult,
+    ScanRequest,
 };
 use farleaf_page::{Bytes, EditAction, LeafEdit, NamedLayout};
 use farleaf_pool::wire::RecordRoom;
@@ -137,7 +137,7 @@ fn a_scan_sees_all_shards_as_of_one_moment() {
                 return scans;
             }
             for round in 0..300 {
-                let scan = ScanResult::range(..);
+                let scan = ScanRequest::range(..);
                 let scan = if round % 2 == 0 { scan } else { scan.reverse() };
                 fabric.charge(Work::Client).await; // as drivers do, so that time passes
                 let records = index.scan(&scan).await.unwrap();
@@ -196,7 +196,7 @@ fn the_next_incarnation_finds_what_was_flushed() {
                 .await
                 .unwrap();
             let index = open(next, fabric).await.unwrap();
-            let found = index.scan(&ScanResult::range(..)).await.unwrap();
+            let found = index.scan(&ScanRequest::range(..)).await.unwrap();
             index.upsert(&numbered(99), b"new").await.unwrap();
             index.flush().await.unwrap();
             found
@@ -306,7 +306,7 @@ fn a_scan_for_a_message_ends_when_the_message_is_full() {
         part.flush().await.unwrap();
         for reverse in [false, true] {
             let order = |place| numbered(if reverse { 79 - place } else { place });
-            let mut scan = ScanResult { reverse, ..ScanResult::range(..).limit(1_000) };
+            let mut scan = ScanRequest { reverse, ..ScanRequest::range(..).limit(1_000) };
             let mut out = Vec::new();
             part.scan_some(&scan, 1_000, &mut out).await.unwrap();
             let bytes = |out: &[(Vec<u8>, Vec<u8>)]| {
@@ -423,7 +423,7 @@ fn no_death_leaves_older_or_other_values() {
                     .unwrap();
                 let index =
                     <ShardedDlsm as Design<Small>>::open(fabric.clone(), next).await.unwrap();
-                let found = index.scan(&ScanResult::range(..)).await.unwrap();
+                let found = index.scan(&ScanRequest::range(..)).await.unwrap();
                 end_former_incarnation::<ShardedDlsm, _, Small>(fabric, 0, range).await.unwrap();
                 found
             });

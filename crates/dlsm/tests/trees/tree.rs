@@ -6,7 +6,9 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, EditAction, IndexAdmin, IndexError, LeafEdit, RangeIndex, ScanResult};
+use farleaf_index::{
+    Design, EditAction, IndexAdmin, IndexError, LeafEdit, RangeIndex, ScanRequest,
+};
 use farleaf_page::table::IndexKind;
 use farleaf_page::{Bytes, LengthError};
 use farleaf_pool::server::MemoryServerConfig;
@@ -226,26 +228,26 @@ async fn scans_read_what_they_want<F: Fabric>(
     let mut keys: Vec<_> = (0..RECORDS).map(key).collect();
     keys.sort();
     for reverse in [false, true] {
-        let scanned = async |scan: ScanResult<Vec<u8>>| {
+        let scanned = async |scan: ScanRequest<Vec<u8>>| {
             let mut found = 0;
             let cost = spent(fabric, async {
-                found = index.scan(&ScanResult { reverse, ..scan }).await.unwrap().len() as u64;
+                found = index.scan(&ScanRequest { reverse, ..scan }).await.unwrap().len() as u64;
             });
             let bytes = cost.await.bytes_read;
             (found, bytes)
         };
-        let (found, bytes) = scanned(ScanResult::range(..)).await;
+        let (found, bytes) = scanned(ScanRequest::range(..)).await;
         let all: u64 = tree.levels().iter().map(|(_, bytes)| bytes).sum();
         assert_eq!((found, bytes), (RECORDS, all), "each record once");
         let (low, high) = (keys[5_000].clone(), keys[6_000].clone());
-        let (found, bytes) = scanned(ScanResult::range(low.clone()..high)).await;
+        let (found, bytes) = scanned(ScanRequest::range(low.clone()..high)).await;
         println!("1,000 of a range: {bytes} bytes of {sources} sources");
         assert_eq!(found, 1_000);
         assert!(bytes <= found * RECORD_BYTES + 2 * sources * GROUP_BYTES, "{bytes}, {sources}");
         for limit in [100, 1_000] {
             let from_the_middle = match reverse {
-                false => ScanResult::range(low.clone()..),
-                true => ScanResult::range(..low.clone()),
+                false => ScanRequest::range(low.clone()..),
+                true => ScanRequest::range(..low.clone()),
             };
             let (found, bytes) = scanned(from_the_middle.limit(limit)).await;
             println!("{limit}, reverse: {reverse}: {bytes} bytes of {sources} sources");
@@ -397,12 +399,12 @@ fn extents_are_used_again() {
             for number in 0..400 {
                 assert!(index.remove(&key(number)).await.unwrap());
             }
-            assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
+            assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![]));
             index.collect().await.unwrap();
             assert!(tree.levels().iter().all(|level| level.0 == 0), "{:?}", tree.levels());
             let used = tree.extents();
             assert_eq!((used.leased, used.lost), (0, 0), "{used:?}");
-            assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
+            assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![]));
         });
     }
 }
@@ -430,7 +432,7 @@ fn a_full_pool_ends_writes_and_loses_nothing() {
             assert_eq!(index.get(&key(number)).await.unwrap(), Some(value(number)));
         }
         assert_eq!(index.get(&key(written)).await, Ok(None));
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len() as u64, written);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len() as u64, written);
         index.flush().await.unwrap();
         assert_eq!(tree.extents().lost, 0);
     });
@@ -493,14 +495,14 @@ fn records_over_the_limits_are_refused() {
         assert_eq!(index.get(&long).await, Err(error.clone()));
         assert_eq!(index.upsert(&long, b"1").await, Err(error.clone()));
         assert_eq!(index.remove(&long).await, Err(error.clone()));
-        assert_eq!(index.scan(&ScanResult::range(long.clone()..)).await, Err(error.clone()));
+        assert_eq!(index.scan(&ScanRequest::range(long.clone()..)).await, Err(error.clone()));
         let load = vec![(long.clone(), vec![])].into_iter();
         assert_eq!(index.bulk_load(load, 0.7).await, Err(error));
         let error = IndexError::from(LengthError::Value { bytes: 4097, most });
         assert_eq!(index.insert(b"k", &long).await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", &long, b"").await, Err(error.clone()));
         assert_eq!(index.compare_exchange(b"k", b"", &long).await, Err(error));
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![]));
         index.upsert(&long[1..], &long[1..]).await.unwrap();
         index.collect().await.unwrap();
         assert_eq!(index.get(&long[1..]).await, Ok(Some(long[1..].to_vec())));
@@ -521,7 +523,7 @@ fn handles_take_turns_with_one_seat() {
             let index = if number % 2 == 0 { &one } else { &other };
             assert!(index.insert(&[number], b"value").await.unwrap());
         }
-        assert_eq!(other.scan(&ScanResult::range(..).limit(100)).await.unwrap().len(), 20);
+        assert_eq!(other.scan(&ScanRequest::range(..).limit(100)).await.unwrap().len(), 20);
     });
 }
 

@@ -7,7 +7,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use farleaf_fabric::{AnyFabric, Cluster, Fabric};
-use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Background, Design, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_page::table::IndexKind;
 use farleaf_pool::remote::{RemoteError, RpcClient};
@@ -88,7 +88,7 @@ fn a_large_memtable_becomes_several_tables() {
             assert!(tables.len() >= 3 && tree.counts().flushes == 1, "{:?}", tree.counts());
             let ascend = tables.windows(2).all(|two| two[0].meta.largest < two[1].meta.smallest);
             assert!(ascend && tables.iter().all(|table| table.meta.footer.data_words < 300));
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 60);
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 60);
             for number in 0..60 {
                 let value = index.get(&key(number * 7 % 60)).await.unwrap();
                 assert_eq!(value, Some(vec![number as u8; 100]));

@@ -7,7 +7,7 @@
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_index::{
     AscendingCheck, Design, EditAnswer, IndexAdmin, IndexError, KeyedRecords, LeafEdit, RangeIndex,
-    ScanResult, check_fill,
+    ScanRequest, check_fill,
 };
 use farleaf_page::{EditAction, Layout, OwnedKey, OwnedValue};
 use farleaf_pool::remote::RpcClient;
@@ -109,13 +109,13 @@ impl<F: Fabric, L: Layout> RangeIndex for OneServerIndex<F, L> {
 
     async fn scan(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
     ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         scan.check::<L>()?;
         let (mut found, mut rest) = (KeyedRecords::new(), scan.clone());
         while found.len() < scan.limit {
             let limit = (scan.limit - found.len()).min(SCAN_REPLY_RECORDS) as u32;
-            let ScanResult { lower, upper, reverse, .. } = rest.clone();
+            let ScanRequest { lower, upper, reverse, .. } = rest.clone();
             let part = TreeRequest::Scan { lower, upper, reverse, limit };
             match self.client.ask_idempotent(SERVER, &part).await? {
                 Reply::Records { records, more } => {

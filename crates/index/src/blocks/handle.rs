@@ -8,7 +8,7 @@ use super::shared::ValueBlocks;
 use crate::together::all;
 use crate::{
     Background, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords, LeafEdit,
-    OPERATIONS_PER_BATCH, RangeIndex, Reshape, ReshapeCost, ScanResult,
+    OPERATIONS_PER_BATCH, RangeIndex, Reshape, ReshapeCost, ScanRequest,
 };
 use crate::{CacheCounters, LiveCounters};
 use farleaf_fabric::Fabric;
@@ -482,7 +482,7 @@ where
 
     async fn scan(
         &self,
-        scan: &ScanResult<Vec<u8>>,
+        scan: &ScanRequest<Vec<u8>>,
     ) -> Result<KeyedRecords<Vec<u8>, Vec<u8>>, IndexError> {
         if scan.limit == 0 {
             return self.design.scan(scan).await; // it checks the bounds

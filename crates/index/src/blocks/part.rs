@@ -15,8 +15,8 @@ use super::shared::{SharedBlocks, ValueBlocks};
 use crate::CacheCounters;
 use crate::together::all;
 use crate::{
-    EditAnswer, KeyedRecords, LeafEdit, PartIndex, PartValues, ReclaimOutcome, ScanEnd, ScanResult,
-    ValueForm,
+    EditAnswer, KeyedRecords, LeafEdit, PartIndex, PartValues, ReclaimOutcome, ScanEnd,
+    ScanRequest, ValueForm,
 };
 use farleaf_fabric::Fabric;
 use farleaf_page::{BlockRef, Layout, LengthError, StoredValue};
@@ -89,7 +89,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
     async fn scan<P: PartIndex<F, L>>(
         &self,
         part: &P,
-        scan: &ScanResult<Vec<u8>>,
+        scan: &ScanRequest<Vec<u8>>,
         room: &mut RecordRoom,
         out: &mut KeyedRecords<Vec<u8>, Vec<u8>>,
     ) -> Result<ScanEnd<Vec<u8>>, RemoteError> {
@@ -178,7 +178,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
             None => return Ok(ReclaimOutcome::Ended),
             Some(FormerStep::Scan(lower)) => {
                 let (upper, reverse) = (Bound::Unbounded, false);
-                let scan = ScanResult { lower, upper, reverse, limit: NOTED_PER_BATCH };
+                let scan = ScanRequest { lower, upper, reverse, limit: NOTED_PER_BATCH };
                 let mut found = KeyedRecords::new();
                 part.scan(&scan, &mut found).await?;
                 let last = found.last().filter(|_| found.len() >= scan.limit);

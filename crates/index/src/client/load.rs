@@ -6,7 +6,7 @@
 use super::owners::has_not_happened;
 use super::{ClientIndex, RECORDS_PER_BATCH, bad_reply};
 use crate::together::all;
-use crate::{AscendingCheck, IndexError, RangeIndex, ScanResult, check_fill};
+use crate::{AscendingCheck, IndexError, RangeIndex, ScanRequest, check_fill};
 use farleaf_fabric::{Fabric, FabricError, ServerId, Uncertainty};
 use farleaf_page::{Layout, OwnedKey, OwnedRecord, OwnedValue};
 use farleaf_pool::wire::{
@@ -157,7 +157,7 @@ impl<F: Fabric, L: Layout> ClientIndex<F, L> {
             together.push((key, value));
         }
         self.send(together, builders).await.map_err(not_loaded)?;
-        if !self.scan(&ScanResult::range(..).limit(1)).await?.is_empty() {
+        if !self.scan(&ScanRequest::range(..).limit(1)).await?.is_empty() {
             let (server, refusal) = (ServerId::new(builders.now()), Refusal::NotEmpty);
             return Err(IndexError::Refused { server, refusal });
         }

@@ -5,7 +5,7 @@
 
 use super::{ClientIndex, ClientOptions, ServerDirectory};
 use crate::partition::{MapRoute, PartitionMap, RangeOwners, RetryPolicy, UnservedReason};
-use crate::{EditAnswer, IndexError, KeyedRecords, LeafEdit, ScanResult};
+use crate::{EditAnswer, IndexError, KeyedRecords, LeafEdit, ScanRequest};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, Message, ServerId, Uncertainty};
 use farleaf_page::rules;
@@ -221,7 +221,7 @@ impl<F: Fabric, L: Layout> RangeOwners for RemoteOwners<F, L> {
         &self,
         owner: u16,
         _expected: &(),
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<Option<Bound<OwnedKey<L>>>, UnservedReason> {
         let ask = ClientRequest::<L>::Scan {

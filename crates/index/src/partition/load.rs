@@ -8,7 +8,7 @@ use super::routed::no_owner;
 use super::{PartitionMap, PoolOwners, RoutedIndex, UnservedReason};
 use crate::{
     AscendingCheck, Boundaries, BuiltContent, BulkBuilder, IndexError, PartIndex, PartPool,
-    PartitionOptions, Partitioned, RangeIndex, ScanResult, check_fill,
+    PartitionOptions, Partitioned, RangeIndex, ScanRequest, check_fill,
 };
 use farleaf_fabric::{Fabric, FabricError, Uncertainty};
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
@@ -72,7 +72,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RoutedIndex<D, F, L> {
     }
 
     async fn check_empty(&self) -> Result<(), IndexError> {
-        if self.scan(&ScanResult::range(..).limit(1)).await?.is_empty() {
+        if self.scan(&ScanRequest::range(..).limit(1)).await?.is_empty() {
             return Ok(());
         }
         Err(IndexError::Refused { server: ROOT_SERVER, refusal: Refusal::NotEmpty })

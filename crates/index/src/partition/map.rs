@@ -6,7 +6,7 @@
 //! *Thread safety*: immutable.
 
 use crate::OwnedRange;
-use crate::{IndexError, ScanResult};
+use crate::{IndexError, ScanRequest};
 use farleaf_fabric::MAX_MESSAGE_BYTES;
 use farleaf_page::Layout;
 use std::borrow::Borrow;
@@ -131,7 +131,7 @@ impl<K: Clone + Ord> PartitionMap<K> {
     }
 
     /// The owner of the range where a scan begins.
-    pub fn owner_of_start(&self, scan: &ScanResult<K>) -> u16 {
+    pub fn owner_of_start(&self, scan: &ScanRequest<K>) -> u16 {
         let place = match (scan.reverse, &scan.lower, &scan.upper) {
             (false, Bound::Included(key) | Bound::Excluded(key), _)
             | (true, _, Bound::Included(key)) => self.boundaries.partition_point(|b| b <= key),

@@ -15,7 +15,7 @@ use super::{
 use crate::together::all;
 use crate::{
     Background, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords, LeafEdit, PartIndex,
-    PartPool, PartitionOptions, Partitioned, Reshape, ReshapeCost, ScanResult,
+    PartPool, PartitionOptions, Partitioned, Reshape, ReshapeCost, ScanRequest,
 };
 use crate::{CacheCounters, OwnedRange};
 use farleaf_fabric::Fabric;
@@ -183,7 +183,7 @@ impl<D: Partitioned, F: Fabric, L: Layout> RangeOwners for PoolOwners<D, F, L> {
         &self,
         owner: u16,
         expected: &OwnedRange<OwnedKey<L>>,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         out: &mut KeyedRecords<OwnedKey<L>, OwnedValue<L>>,
     ) -> Result<Option<Bound<OwnedKey<L>>>, UnservedReason> {
         let (part, had) = (self.part(owner), out.len());

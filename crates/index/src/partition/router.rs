@@ -19,7 +19,7 @@ use super::{MapRoute, PartitionMap};
 use crate::OwnedRange;
 use crate::together::all;
 use crate::{
-    EditAnswer, IndexError, KeyedRecords, LeafEdit, OPERATIONS_PER_BATCH, RangeIndex, ScanResult,
+    EditAnswer, IndexError, KeyedRecords, LeafEdit, OPERATIONS_PER_BATCH, RangeIndex, ScanRequest,
     rounds,
 };
 use farleaf_fabric::Fabric;
@@ -114,7 +114,7 @@ pub trait RangeOwners: Sized {
         &self,
         owner: u16,
         expected: &Self::Expected,
-        scan: &ScanResult<OwnedKeyOf<Self>>,
+        scan: &ScanRequest<OwnedKeyOf<Self>>,
         out: &mut KeyedRecords<OwnedKeyOf<Self>, OwnedValueOf<Self>>,
     ) -> impl Future<Output = Result<Option<Bound<OwnedKeyOf<Self>>>, UnservedReason>>;
 
@@ -391,7 +391,7 @@ impl<O: RangeOwners> Router<O> {
     /// Runs one part of a scan at the owner of the keys where it begins.
     async fn scan_part(
         &self,
-        rest: &ScanResult<OwnedKeyOf<O>>,
+        rest: &ScanRequest<OwnedKeyOf<O>>,
         out: &mut KeyedRecords<OwnedKeyOf<O>, OwnedValueOf<O>>,
     ) -> Result<Option<Bound<OwnedKeyOf<O>>>, IndexError> {
         let begun_ns = self.owners.begins_ns();
@@ -464,7 +464,7 @@ impl<O: RangeOwners> RangeIndex for Router<O> {
 
     async fn scan(
         &self,
-        scan: &ScanResult<OwnedKeyOf<O>>,
+        scan: &ScanRequest<OwnedKeyOf<O>>,
     ) -> Result<KeyedRecords<OwnedKeyOf<O>, OwnedValueOf<O>>, IndexError> {
         scan.check::<O::Layout>()?;
         self.owners.begin().await;
@@ -503,7 +503,7 @@ impl<O: RangeOwners> RangeIndex for Router<O> {
 
 /// Where a scan continues after completing `range`; `None` if there can be no more records.
 pub(super) fn behind<K: Clone + Ord>(
-    scan: &ScanResult<K>,
+    scan: &ScanRequest<K>,
     range: OwnedRange<K>,
     lowest: &K,
 ) -> Option<Bound<K>> {

@@ -19,7 +19,7 @@ use crate::CacheCounters;
 use crate::together::all;
 use crate::{
     InLeaves, IndexError, KeyedRecords, PartIndex, PartPool, PartValues, Partitioned,
-    ReclaimOutcome, ScanEnd, ScanResult, ValueForm,
+    ReclaimOutcome, ScanEnd, ScanRequest, ValueForm,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, MAX_MESSAGE_BYTES, ServerId};
@@ -322,7 +322,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         match ask {
             ClientRequest::Edit(edit) => self.edit(edit.as_ref()).await,
             ClientRequest::Scan { lower, upper, reverse, limit } => {
-                self.scan(ScanResult { lower, upper, reverse, limit: limit as usize }).await
+                self.scan(ScanRequest { lower, upper, reverse, limit: limit as usize }).await
             }
             // Boxed, so that it does not enlarge the futures of single operations.
             ClientRequest::UpsertAll { records } => Box::pin(self.upsert_all(&records)).await,
@@ -420,7 +420,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
-    async fn scan(&self, mut scan: ScanResult<OwnedKey<L>>) -> ClientResponse<L> {
+    async fn scan(&self, mut scan: ScanRequest<OwnedKey<L>>) -> ClientResponse<L> {
         let (map, me) = (self.map(), self.part.server.number());
         let owner = map.owner_of_start(&scan);
         if owner != me {

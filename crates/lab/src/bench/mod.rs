@@ -20,7 +20,7 @@ use farleaf_bench::table::table;
 use farleaf_bench::timeline::chart;
 use farleaf_command_line::exit::check_errors;
 use farleaf_command_line::output::{self, JsonTarget, bar, grouped};
-use farleaf_index::{AnyDesign, Naming, ScanResult};
+use farleaf_index::{AnyDesign, Naming, ScanRequest};
 use farleaf_page::CHOSEN;
 use form::KeysAndValues;
 use plan::{BenchPlan, MeasuredWork};
@@ -94,7 +94,7 @@ impl BenchPlan {
                 let bar = bar("replay", Some(operations.len() as u64));
                 let measured = testbed.replay(operations, &|done| bar.inc(done))?;
                 bar.finish_and_clear();
-                report.keys = testbed.scan(&ScanResult::range(..))?.len() as u64;
+                report.keys = testbed.scan(&ScanRequest::range(..))?.len() as u64;
                 measured
             }
             MeasuredWork::Workload(run) => {

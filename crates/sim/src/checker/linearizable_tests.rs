@@ -3,7 +3,7 @@
 use super::super::fixtures::{history, unknown};
 use super::*;
 use crate::history::OperationOutcome;
-use farleaf_index::{Exchange, ScanResult};
+use farleaf_index::{Exchange, ScanRequest};
 use proptest::prelude::*;
 
 type HistoryLine = (u32, u64, u64, ClientAction, OperationOutcome);
@@ -178,7 +178,7 @@ fn multi_gets_and_scans_are_reads() {
             6,
             from,
             from + 1,
-            ClientAction::Scan(ScanResult::range(..)),
+            ClientAction::Scan(ScanRequest::range(..)),
             OperationOutcome::Records(records),
         )
     };

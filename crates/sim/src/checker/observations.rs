@@ -11,7 +11,7 @@
 //! was present at some moment.) So a scan is a read of every such key, like a multi-get.
 
 use crate::history::{ClientAction, History, OperationOutcome};
-use farleaf_index::{Exchange, ScanResult};
+use farleaf_index::{Exchange, ScanRequest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -179,7 +179,7 @@ pub(super) struct CoveredKeys {
 }
 
 impl CoveredKeys {
-    pub(super) fn by(scan: &ScanResult<u64>, records: &[(u64, u64)]) -> Self {
+    pub(super) fn by(scan: &ScanRequest<u64>, records: &[(u64, u64)]) -> Self {
         let mut covered = Self { lower: scan.lower, upper: scan.upper, nothing: scan.limit == 0 };
         if records.len() >= scan.limit
             && let Some((last, _)) = records.last()

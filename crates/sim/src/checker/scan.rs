@@ -33,7 +33,7 @@ use super::observations::{
     within,
 };
 use crate::history::{ClientAction, ClientOperation, History, OperationOutcome};
-use farleaf_index::ScanResult;
+use farleaf_index::ScanRequest;
 use std::collections::BTreeMap;
 
 /// Checks scan.S1 to scan.S3 of every scan; reports the first that fails.
@@ -56,7 +56,7 @@ fn each_scan(
     judge: impl Fn(
         &BTreeMap<u64, KeyFacts>,
         &ClientOperation,
-        &ScanResult<u64>,
+        &ScanRequest<u64>,
         &[(u64, u64)],
     ) -> Option<String>,
 ) -> CheckVerdict {
@@ -86,7 +86,7 @@ fn each_scan(
 }
 
 /// Checks scan.S1.
-fn form(scan: &ScanResult<u64>, records: &[(u64, u64)]) -> Option<String> {
+fn form(scan: &ScanRequest<u64>, records: &[(u64, u64)]) -> Option<String> {
     if records.len() > scan.limit {
         return Some(format!("a scan returned {} records, more than its limit", records.len()));
     }
@@ -107,7 +107,7 @@ fn form(scan: &ScanResult<u64>, records: &[(u64, u64)]) -> Option<String> {
 fn missing(
     keys: &BTreeMap<u64, KeyFacts>,
     operation: &ClientOperation,
-    scan: &ScanResult<u64>,
+    scan: &ScanRequest<u64>,
     records: &[(u64, u64)],
 ) -> Option<String> {
     let covered = CoveredKeys::by(scan, records);
@@ -157,7 +157,7 @@ fn ghost(
 fn no_moment(
     keys: &BTreeMap<u64, KeyFacts>,
     operation: &ClientOperation,
-    scan: &ScanResult<u64>,
+    scan: &ScanRequest<u64>,
     records: &[(u64, u64)],
 ) -> Option<String> {
     let covered = CoveredKeys::by(scan, records);
@@ -295,15 +295,15 @@ mod tests {
     use super::*;
     use std::ops::Bound;
 
-    fn scan(lower: u64, upper: u64) -> ScanResult<u64> {
-        ScanResult::range(lower..upper)
+    fn scan(lower: u64, upper: u64) -> ScanRequest<u64> {
+        ScanRequest::range(lower..upper)
     }
 
     fn verdict(
         initial: &[(u64, u64)],
         others: &[(u32, u64, u64, ClientAction, OperationOutcome)],
         (from, to): (u64, u64),
-        scan: ScanResult<u64>,
+        scan: ScanRequest<u64>,
         records: &[(u64, u64)],
     ) -> CheckVerdict {
         let mut all = others.to_vec();
@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn form_is_checked_in_both_directions() {
-        let holds = |scan: ScanResult<u64>, records: &[(u64, u64)]| {
+        let holds = |scan: ScanRequest<u64>, records: &[(u64, u64)]| {
             assert_eq!(verdict(FULL, &[], (1, 2), scan, records), CheckVerdict::Holds);
         };
         holds(scan(0, 9), FULL);
@@ -337,7 +337,7 @@ mod tests {
         holds(scan(0, 9).reverse().limit(2), &[(3, 30), (2, 20)]);
         holds(scan(0, 9).limit(0), &[]);
         holds(scan(1, 3), &[(1, 10), (2, 20)]);
-        let bad = |scan: ScanResult<u64>, records: &[(u64, u64)], why: &str| {
+        let bad = |scan: ScanRequest<u64>, records: &[(u64, u64)], why: &str| {
             refused(&verdict(FULL, &[], (1, 2), scan, records), why);
         };
         bad(scan(0, 9), &[(1, 10), (1, 10), (2, 20), (3, 30)], "key 1 twice");
@@ -345,13 +345,13 @@ mod tests {
         bad(scan(0, 9).reverse(), FULL, "key 1 before key 2");
         bad(scan(0, 3), FULL, "key 3, outside");
         bad(scan(0, 9).limit(2), FULL, "more than its limit");
-        let above = ScanResult { lower: Bound::Excluded(1), ..scan(0, 9) };
+        let above = ScanRequest { lower: Bound::Excluded(1), ..scan(0, 9) };
         bad(above, FULL, "key 1, outside");
     }
 
     #[test]
     fn a_key_that_is_there_throughout_must_be_seen() {
-        let bad = |scan: ScanResult<u64>, records: &[(u64, u64)], key: &str| {
+        let bad = |scan: ScanRequest<u64>, records: &[(u64, u64)], key: &str| {
             refused(&verdict(FULL, &[], (1, 2), scan, records), key);
         };
         bad(scan(0, 9), &[(1, 10), (3, 30)], "missed key 2");

@@ -25,7 +25,7 @@ use farleaf_dlsm::{Dlsm, DlsmServer, LsmShard, SsTableView};
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, GlobalAddr};
-use farleaf_index::{ByName, Design, Encoded, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{ByName, Design, Encoded, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::table::{
     DamagedSsTable, KeyBuf, MAX_SEQUENCE, PlacedSsTable, RecordKind, RecordRun, SsTableClip,
     SsTableIndex, SsTableLookup, SsTableMeta, SsTableRecord, in_table_order,
@@ -241,7 +241,7 @@ where
             let index = ByName::<L, _>::new(index);
             settle(&fabric, &index).await;
             index.flush().await?;
-            index.scan(&ScanResult::range(..)).await
+            index.scan(&ScanRequest::range(..)).await
         });
         let records = match scanned.pop().flatten() {
             Some(Ok(records)) => records,

@@ -33,7 +33,7 @@ use crate::workload;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::{Cluster, Fabric, GlobalAddr, RpcService};
-use farleaf_index::{AnyCompute, ByName, RangeIndex, ScanResult};
+use farleaf_index::{AnyCompute, ByName, RangeIndex, ScanRequest};
 use farleaf_page::{Layout, NamedLayout, NodeCarver, OwnedKey, OwnedValue, Page};
 use farleaf_pool::server::MemoryServer;
 use rand::RngExt;
@@ -216,7 +216,7 @@ impl<L: NamedLayout> InspectedPool<L> {
                 fabric.sleep(self.last_words_ns).await;
             }
             let index = ByName::<L, _, _>::with(compute.open(fabric).await?, self.names);
-            index.scan(&ScanResult::range(..)).await
+            index.scan(&ScanRequest::range(..)).await
         });
         let records = match scanned.pop().flatten() {
             Some(Ok(records)) => records,

@@ -8,7 +8,7 @@ use farleaf_dex::cache::{AdmissionName, CacheOptions};
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
-use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::{Bytes, EditAction, EditAnswer, LeafEdit, LengthError};
 use farleaf_suites::conformance::SuiteSetup;
 use farleaf_suites::providers::spent;
@@ -156,7 +156,7 @@ fn batches_are_like_single_operations<D: Design<Small>>(
             }
         }
         let all: Vec<_> = model.iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(all));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(all));
         let in_blocks = model.values().filter(|value| value.len() > 12).count() as u64;
         assert_eq!(
             compute.usage().blocks_in_use,

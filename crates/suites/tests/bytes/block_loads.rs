@@ -6,7 +6,7 @@ use farleaf_dex::Dex;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_index::blocks::{BlockOptions, Blocks};
-use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_pool::wire::Refusal;
 use farleaf_suites::conformance::SuiteSetup;
@@ -52,7 +52,7 @@ fn failed_loads_leave_nothing<D: Design<Small>>(
         assert!(matches!(failed, Err(IndexError::OutOfMemory { .. })), "{failed:?}");
         assert_eq!(in_use(), 1);
         let mut expected = vec![(b"there".to_vec(), vec![7; 800])];
-        assert_eq!(index.scan(&ScanResult::range(..)).await.as_ref(), Ok(&expected));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.as_ref(), Ok(&expected));
 
         // What the failed loads had is used again.
         for (key, value) in records(5, 1_000) {
@@ -60,7 +60,7 @@ fn failed_loads_leave_nothing<D: Design<Small>>(
         }
         assert_eq!(in_use(), 6);
         expected.splice(0..0, records(5, 1_000));
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(expected));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(expected));
     });
 }
 

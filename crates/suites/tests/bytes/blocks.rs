@@ -8,7 +8,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
-use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::rules::KnownRule;
 use farleaf_page::{
     Bytes, EditAction, EditAnswer, LeafEdit, LengthError, MAX_BLOCK_BYTES, NamedLayout,
@@ -251,7 +251,7 @@ fn the_limit_is_a_mebibyte() {
         let records = short.chain([(b"b".to_vec(), long)]);
         assert_eq!(index.bulk_load(records, 1.0).await, Err(error));
         assert!(compute.usage().chunk_bytes > 0, "some blocks were written");
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![]));
         assert_eq!(compute.usage().blocks_in_use, 0, "a failed load leaves nothing");
 
         assert_eq!(index.insert(b"k", &longest).await, Ok(true));

@@ -4,7 +4,7 @@ use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::{Bytes, Layout};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::SuiteSetup;
@@ -61,8 +61,8 @@ fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
     cluster.run_one(|fabric| async move {
         let pool = <Dex as Design<Small>>::compute(options).unwrap();
         let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
-        let found = index.scan(&ScanResult::range(..)).await.unwrap();
-        let mut reversed = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
+        let found = index.scan(&ScanRequest::range(..)).await.unwrap();
+        let mut reversed = index.scan(&ScanRequest::range(..).reverse()).await.unwrap();
         reversed.reverse();
         assert_eq!(found, reversed);
         for (key, value) in &found {
@@ -77,7 +77,7 @@ fn a_full_leaf_can_be_trimmed_to_a_longer_fence() {
         for number in 0..5 {
             assert!(index.update(&keys(number), &[3; 100]).await.unwrap());
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), found.len());
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), found.len());
     });
 }
 
@@ -185,6 +185,6 @@ fn the_last_slot_of_a_full_leaf_can_be_written_alone() {
             assert!(index.update(&[key], b"").await.unwrap());
             index.flush().await.unwrap();
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 130);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 130);
     });
 }

@@ -8,7 +8,7 @@ use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{LastWords, SimConfig};
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::SuiteSetup;
@@ -170,7 +170,7 @@ where
         let Known { model, in_flight } = &known.lock().unwrap().clone();
         for round in 0..2 {
             let found: StringModel =
-                index.scan(&ScanResult::range(..)).await.unwrap().into_iter().collect();
+                index.scan(&ScanRequest::range(..)).await.unwrap().into_iter().collect();
             for number in 0..40 {
                 let key = key(number, 0, Bytes::<W>::max_key());
                 let is_right = |held: Option<&Vec<u8>>| {
@@ -189,7 +189,7 @@ where
             }
             index.collect().await.unwrap();
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 40);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 40);
     });
     lived
 }
@@ -304,7 +304,7 @@ fn dex_writes_back_what_has_changed() {
         let index = <Dex as Design<Small>>::open(fabric.clone(), pool).await.unwrap();
         let model = small_records();
         index.bulk_load(model.clone().into_iter(), 0.7).await.unwrap();
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 1_000);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 1_000);
         index.flush().await.unwrap();
         let written = async || {
             let before = fabric.counters().snapshot();
@@ -365,7 +365,7 @@ fn dex_dies_between_the_writes_of_a_leaf() {
         let added = cluster.run(&[2], |fabric, _| async move {
             let pool = <Dex as Design<Small>>::compute(options).unwrap();
             let index = <Dex as Design<Small>>::open(fabric, &pool).await.unwrap();
-            let found = index.scan(&ScanResult::range(..)).await.unwrap();
+            let found = index.scan(&ScanRequest::range(..)).await.unwrap();
             let mut found: StringModel = found.into_iter().collect();
             let mut added = 0;
             for key in changed {

@@ -8,7 +8,7 @@ use farleaf_fabric::{
     Region, ServerId, ServiceCall,
 };
 use farleaf_index::client::{ClientIndex, ClientOptions};
-use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::{
     Bytes, EditAction, EditAnswer, Layout, LeafEdit, LengthError, NamedLayout, Page,
 };
@@ -48,16 +48,16 @@ fn largest<const W: usize>(options: &CoarseOptions<Vec<u8>>) {
         let index = <Coarse as Design<Bytes<W>>>::open(fabric, &()).await.unwrap();
         let full = records(&|_| value(1));
         assert_eq!(index.bulk_load(full.clone().into_iter(), 1.0).await, Ok(u64::from(count)));
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), full);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), full);
         for (key, _) in &full {
             assert_eq!(index.update(key, b"").await, Ok(true));
         }
         let empty = records(&|_| Vec::new());
         index.collect().await.unwrap();
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), empty);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), empty);
         let reversed: Vec<_> = empty.iter().rev().cloned().collect();
-        assert_eq!(index.scan(&ScanResult::range(..).reverse()).await.unwrap(), reversed);
-        let some = index.scan(&ScanResult::range(..).reverse().limit(700)).await.unwrap();
+        assert_eq!(index.scan(&ScanRequest::range(..).reverse()).await.unwrap(), reversed);
+        let some = index.scan(&ScanRequest::range(..).reverse().limit(700)).await.unwrap();
         assert_eq!(some, reversed[..700]);
         for (number, (key, _)) in full.iter().enumerate() {
             match number % 2 {
@@ -68,7 +68,7 @@ fn largest<const W: usize>(options: &CoarseOptions<Vec<u8>>) {
                 }
             }
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), records(&|_| value(2)));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), records(&|_| value(2)));
         let keys: Vec<_> = full.iter().map(|(key, _)| &key[..]).collect();
         let values = index.multi_get(&keys).await.unwrap();
         assert!(values.into_iter().all(|found| found == Some(value(2))));
@@ -76,7 +76,7 @@ fn largest<const W: usize>(options: &CoarseOptions<Vec<u8>>) {
             assert_eq!(index.remove(key).await, Ok(true));
         }
         index.collect().await.unwrap();
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![]));
         assert!(index.rpc().usages().await.unwrap().iter().all(|usage| usage.height == 1));
     });
 }
@@ -108,9 +108,9 @@ fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
         assert_eq!(index.compare_exchange(&long, b"1", b"2").await, Err(error.clone()));
         assert_eq!(index.multi_get(&[&b"a"[..], &long[..]]).await, Err(error.clone()));
         for bound in [Bound::Included(long.clone()), Bound::Excluded(long.clone())] {
-            let scan = ScanResult { lower: bound.clone(), ..ScanResult::range(..) };
+            let scan = ScanRequest { lower: bound.clone(), ..ScanRequest::range(..) };
             assert_eq!(index.scan(&scan).await, Err(error.clone()));
-            let scan = ScanResult { upper: bound, ..ScanResult::range(..) };
+            let scan = ScanRequest { upper: bound, ..ScanRequest::range(..) };
             assert_eq!(index.scan(&scan).await, Err(error.clone()));
         }
 
@@ -130,7 +130,7 @@ fn limits<const W: usize, D: Design<Bytes<W>>>(options: D::Options) {
         for (records, error) in loads {
             assert_eq!(index.bulk_load(records.into_iter(), 0.7).await, Err(error.clone()));
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![]));
 
         // The other operations of a batch are executed.
         let insert = |key| LeafEdit { key, action: EditAction::Insert(&b"1"[..]) };

@@ -4,7 +4,7 @@ use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::SuiteSetup;
@@ -35,7 +35,7 @@ fn loaded<D: Design<Small>>(
         let count = index.bulk_load(records.iter().cloned(), fill).await.unwrap();
         let cost = fabric.counters().snapshot() - before;
         assert_eq!(count, records.len() as u64);
-        assert!(index.scan(&ScanResult::range(..)).await.unwrap() == *records);
+        assert!(index.scan(&ScanRequest::range(..)).await.unwrap() == *records);
         for (key, value) in records.iter().step_by(7) {
             assert_eq!(index.get(key).await.unwrap().as_ref(), Some(value));
         }
@@ -150,7 +150,7 @@ fn a_load_that_runs_out_of_memory_shows_nothing() {
             let was_loaded = cluster.run_one(|fabric| async move {
                 let index = <Coarse as Design<Small>>::open(fabric, &()).await.unwrap();
                 let loaded = index.bulk_load(records.iter().cloned(), 0.9).await;
-                let found = index.scan(&ScanResult::range(..)).await.unwrap();
+                let found = index.scan(&ScanRequest::range(..)).await.unwrap();
                 match loaded {
                     Ok(loaded) => assert!(loaded == count as u64 && found == records),
                     Err(error) => assert!(found.is_empty(), "{error}, {} records", found.len()),

@@ -7,7 +7,7 @@ use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_index::{Design, RangeIndex, ScanResult};
+use farleaf_index::{Design, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::SuiteSetup;
@@ -40,7 +40,7 @@ where
             assert_eq!(index.insert(key, &number.to_le_bytes()).await, Ok(true));
         }
         keys.sort_unstable();
-        let found = index.scan(&ScanResult::range(..)).await.unwrap();
+        let found = index.scan(&ScanRequest::range(..)).await.unwrap();
         assert!(found.iter().map(|(key, _)| &key[..]).eq(keys.iter().map(|key| &key[..])));
         index.flush().await.unwrap();
     });

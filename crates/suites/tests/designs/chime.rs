@@ -5,7 +5,7 @@
 use super::clients::{Stages, counts, dying_holder, late_and_lossy, rough, setup, spent};
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric};
-use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanRequest};
 use farleaf_page::{Fixed8, Layout};
 use farleaf_trees::chime::{Chime, ChimeCompute, ChimeIndex, ChimeOptions};
 use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
@@ -51,12 +51,12 @@ fn on_a_loaded_index(
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
         // The first scan caches the parents. The first change registers a number, and the first
         // change of a whole leaf takes a place in a log.
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 60_000);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 60_000);
         for key in 0..3_000 {
             index.upsert(&(key * 3 + 2), &key).await.unwrap();
             index.remove(&(key * 3 + 2)).await.unwrap();
         }
-        index.scan(&ScanResult::range(..)).await.unwrap();
+        index.scan(&ScanRequest::range(..)).await.unwrap();
         check(index, fabric).await;
     });
 }
@@ -123,7 +123,7 @@ fn reads_of_known_leaves_leave_together() {
         for number in (3_010..59_000).step_by(997) {
             let mut up = Vec::new();
             let scan = async {
-                let keys = ScanResult::range(number * 3..).limit(100);
+                let keys = ScanRequest::range(number * 3..).limit(100);
                 up = index.scan(&keys).await.unwrap();
             };
             let cost = spent(&fabric, scan).await;
@@ -193,14 +193,14 @@ fn old_hints_cost_reads_and_nothing_else() {
         let [reads, others @ ..] = counts(spent(&fabric, get_all()).await);
         assert!(others == [0; 3] && reads > 4_000, "{reads} READs, {others:?}");
         let all: Vec<_> = (0..4_000).map(|key| (key, key * 2 + 1)).collect();
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), all);
-        let down = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), all);
+        let down = index.scan(&ScanRequest::range(..).reverse()).await.unwrap();
         assert!(down.iter().rev().eq(&all));
         for (key, _) in &all {
             assert_eq!(index.remove(key).await, Ok(true));
             assert_eq!(index.get(key).await, Ok(None));
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), []);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), []);
         index.collect().await.unwrap();
     });
 }

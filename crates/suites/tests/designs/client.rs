@@ -6,7 +6,7 @@ use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{Calls, Cluster, Cpu, Region, ServiceCall};
 use farleaf_index::client::{ClientIndex, ClientOptions};
-use farleaf_index::{IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::{EditAnswer, Fixed8};
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 
@@ -270,7 +270,7 @@ fn a_change_with_an_invalid_reply_is_of_unknown_outcome() {
 #[test]
 fn a_scan_that_goes_nowhere_or_too_far_ends() {
     for reverse in [false, true] {
-        let scan = ScanResult { reverse, ..ScanResult::range(7..=20).limit(3) };
+        let scan = ScanRequest { reverse, ..ScanRequest::range(7..=20).limit(3) };
         let again = |ask| match ask {
             Ask::Scan { lower, upper, reverse, .. } => {
                 let next = Some(if reverse { upper } else { lower });

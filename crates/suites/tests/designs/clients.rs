@@ -2,7 +2,7 @@
 
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Layout;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::SuiteSetup;
@@ -59,8 +59,8 @@ pub(crate) async fn fill_until_refused(
 pub(crate) async fn stays_whole_without_memory(index: &impl IndexAdmin<Key = u64, Value = u64>) {
     let model = fill_until_refused(index).await;
     let contents: Vec<_> = model.into_iter().collect();
-    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), contents);
-    let mut downwards = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
+    assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), contents);
+    let mut downwards = index.scan(&ScanRequest::range(..).reverse()).await.unwrap();
     downwards.reverse();
     assert_eq!(downwards, contents);
     for (key, value) in &contents {
@@ -212,12 +212,12 @@ where
     });
     cluster.run(&[4], |fabric, _| async move {
         let index = D::open(fabric.clone(), compute).await.unwrap();
-        let scanned = async |scan: ScanResult<u64>| -> BTreeMap<u64, u64> {
+        let scanned = async |scan: ScanRequest<u64>| -> BTreeMap<u64, u64> {
             index.scan(&scan).await.unwrap().into_iter().collect()
         };
         for round in 0..2 {
-            let up = scanned(ScanResult::range(..)).await;
-            let down = scanned(ScanResult::range(..).reverse()).await;
+            let up = scanned(ScanRequest::range(..)).await;
+            let down = scanned(ScanRequest::range(..).reverse()).await;
             let keys: Vec<_> =
                 known.iter().flat_map(|known| known.lock().unwrap().clone()).collect();
             for (key, (acknowledged, on_its_way)) in keys {

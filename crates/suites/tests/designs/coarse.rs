@@ -5,7 +5,7 @@ use super::clients::{fill_until_refused, grow_and_shrink};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, Message, Provider, ServerId};
-use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanRequest};
 use farleaf_page::{EditAction, Fixed8, Layout, LeafEdit};
 use farleaf_pool::remote::{NodeAllocator, RemoteError};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
@@ -51,14 +51,14 @@ fn operations_cost_what_the_paper_says() {
             assert_eq!(spent.doorbells, 1);
         }
         let start = fabric.counters().snapshot();
-        let records = index.scan(&ScanResult::range(key(100)..).limit(100)).await.unwrap();
+        let records = index.scan(&ScanRequest::range(key(100)..).limit(100)).await.unwrap();
         assert_eq!(records, (100..200).map(|n| (key(n), n)).collect::<Vec<_>>());
         let spent = fabric.counters().snapshot() - start;
         assert_eq!((spent.rpcs, spent.remote_operations()), (1, 1), "a scan within one server");
 
         let start = fabric.counters().snapshot();
         assert_eq!(
-            index.scan(&ScanResult::range(key(9_950)..).limit(100)).await.unwrap().len(),
+            index.scan(&ScanRequest::range(key(9_950)..).limit(100)).await.unwrap().len(),
             100
         );
         let spent = fabric.counters().snapshot() - start;
@@ -90,7 +90,7 @@ fn a_reply_that_is_full_in_the_last_leaf_is_not_the_end() {
         let index = open::<_, Fixed8>(fabric.clone()).await;
         let count = SCAN_REPLY_RECORDS as u64 + 5;
         index.bulk_load((0..count).map(|n| (n, n)), 0.7).await.unwrap();
-        for scan in [ScanResult::range(..), ScanResult::range(..).reverse()] {
+        for scan in [ScanRequest::range(..), ScanRequest::range(..).reverse()] {
             assert_eq!(index.scan(&scan).await.unwrap().len() as u64, count, "{scan:?}");
         }
     });
@@ -120,7 +120,7 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
         let index = open::<_, Fixed8<16>>(fabric.clone()).await;
         let model = fill_until_refused(&index).await;
         let contents: Vec<_> = model.iter().map(|(&key, &value)| (key, value)).collect();
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), contents);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), contents);
         for (key, value) in &contents {
             assert_eq!(index.get(key).await, Ok(Some(*value)));
             assert_eq!(index.update(key, &!value).await, Ok(true));

@@ -14,7 +14,7 @@ use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
 use farleaf_index::partition::{ComputePool, RoutedIndex};
 use farleaf_index::{
     Boundaries, Design, EditAction, Exchange, IndexAdmin, IndexError, LeafEdit, PartState,
-    RangeIndex, ScanResult,
+    RangeIndex, ScanRequest,
 };
 use farleaf_page::{Fixed8, Layout, NodeCarver};
 use farleaf_pool::server::MemoryServer;
@@ -81,9 +81,9 @@ fn contents(model: &Model) -> Vec<(u64, u64)> {
 
 async fn same_contents<I: RangeIndex<Key = u64, Value = u64>>(index: &I, model: &Model) {
     let mut expected = contents(model);
-    assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected, "upwards");
+    assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), expected, "upwards");
     expected.reverse();
-    assert_eq!(index.scan(&ScanResult::range(..).reverse()).await.unwrap(), expected, "downwards");
+    assert_eq!(index.scan(&ScanRequest::range(..).reverse()).await.unwrap(), expected, "downwards");
 }
 
 /// One random operation on `key`, on the index and on the model.
@@ -139,7 +139,7 @@ fn what_is_cached_costs_nothing() {
             assert_eq!(verbs(spent(&fabric, remove).await), NOTHING);
         }
         let scan = async {
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), RECORDS as usize)
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), RECORDS as usize)
         };
         assert_eq!(verbs(spent(&fabric, scan).await), NOTHING);
     });
@@ -342,7 +342,7 @@ fn a_split_below_a_shared_parent_is_one_cas() {
     cluster.run_one(|fabric| async move {
         let index = open(fabric.clone(), pool).await;
         index.bulk_load((0..1_200).map(|n| (n * 2, n)), 1.0).await.unwrap();
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 1_200);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 1_200);
         // The first split requests a client number, a log, and perhaps a chunk.
         assert_eq!(index.insert(&1, &7).await, Ok(true));
         let mut last_part = 0;
@@ -380,8 +380,8 @@ fn many_tasks_in_few_frames<P: Provider>(provider: &P, admission: AdmissionName)
             if round % 10 == 0 {
                 // Other clients may change their keys meanwhile, but this client's keys must be
                 // unchanged.
-                let scan = ScanResult::range(key..).limit(60);
-                for scan in [scan.clone(), ScanResult::range(..=key).reverse().limit(60), scan] {
+                let scan = ScanRequest::range(key..).limit(60);
+                for scan in [scan.clone(), ScanRequest::range(..=key).reverse().limit(60), scan] {
                     let found = index.scan(&scan).await.unwrap();
                     assert!(found.is_sorted_by(|a, b| (a.0 > b.0) == scan.reverse), "{scan:?}");
                     let (Some(first), Some(last)) = (found.first(), found.last()) else { continue };
@@ -482,7 +482,7 @@ fn partitions_from_empty<L: Layout<Key = u64, Value = u64>>(parts: u64, cache: C
         for &low in &places {
             for &high in places.iter().filter(|high| **high >= low) {
                 for limit in [1, 3, usize::MAX] {
-                    let scan = ScanResult::range(low..=high).limit(limit);
+                    let scan = ScanRequest::range(low..=high).limit(limit);
                     let inside = model.range(low..=high).map(|(&key, &value)| (key, value));
                     let expected: Vec<_> = inside.clone().take(limit).collect();
                     assert_eq!(index.scan(&scan).await.unwrap(), expected, "{scan:?}");
@@ -750,7 +750,7 @@ fn a_bulk_load_that_fails_at_its_end_leaves_the_pool_whole() {
         for key in 0..5_000 {
             assert_eq!(index.insert(&(key * 3 + 1), &key).await, Ok(true));
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 10_000);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 10_000);
     });
 }
 
@@ -775,9 +775,9 @@ fn after_a_flush_the_pool_has_everything() {
                 }
                 // D2: even without a flush, the tree in the pool is well-formed, though older.
                 let older = open(fabric.clone(), &compute::<Tiny>(options)).await;
-                let seen = older.scan(&ScanResult::range(..)).await.unwrap();
+                let seen = older.scan(&ScanRequest::range(..)).await.unwrap();
                 assert!(seen.is_sorted_by(|a, b| a.0 < b.0));
-                let mut downwards = older.scan(&ScanResult::range(..).reverse()).await.unwrap();
+                let mut downwards = older.scan(&ScanRequest::range(..).reverse()).await.unwrap();
                 downwards.reverse();
                 assert!(downwards.is_sorted_by(|a, b| a.0 < b.0));
                 for part in 0..parts {
@@ -836,11 +836,11 @@ fn a_scan_overlaps_its_reads() {
             for reverse in [false, true] {
                 let (scan, expected): (_, Vec<_>) = match reverse {
                     false => {
-                        (ScanResult::range(key..), (number..number + 100).map(record).collect())
+                        (ScanRequest::range(key..), (number..number + 100).map(record).collect())
                     }
                     true => {
                         let expected = (number - 99..=number).rev().map(record).collect();
-                        (ScanResult::range(..=key).reverse(), expected)
+                        (ScanRequest::range(..=key).reverse(), expected)
                     }
                 };
                 let scan = scan.limit(100);
@@ -859,8 +859,8 @@ fn a_scan_overlaps_its_reads() {
             // READs are left.
             let from = number + 400;
             index.get(&(from * 3)).await.unwrap();
-            index.scan(&ScanResult::range(key..).limit(60)).await.unwrap();
-            let scan = ScanResult::range((from + 200) * 3..).limit(100);
+            index.scan(&ScanRequest::range(key..).limit(60)).await.unwrap();
+            let scan = ScanRequest::range((from + 200) * 3..).limit(100);
             let (ns, _) = took(fabric, async {
                 assert_eq!(index.scan(&scan).await.unwrap()[99], record(from + 299));
             })
@@ -893,7 +893,7 @@ fn a_scan_reads_ahead_only_if_it_may() {
             index.get(&(42 * 42 + 42 * 20)).await.unwrap();
             let range = 42 * 42 + 3..42 * 42 + 42 * 12;
             let read = async {
-                let records = index.scan(&ScanResult::range(range.clone())).await.unwrap();
+                let records = index.scan(&ScanRequest::range(range.clone())).await.unwrap();
                 assert_eq!(records, range.clone().map(|n| (n, n)).collect::<Vec<_>>());
             };
             let (ns, reads) = took(fabric, read).await;
@@ -928,7 +928,7 @@ fn a_scan_is_left_to_memory_servers() {
             let high = (low + width).min(60_000);
             let limit = [1, 100, 3_000, usize::MAX][round as usize % 4];
             let mut expected: Vec<_> = (low..high).map(|n| (n * 2, n)).collect();
-            let scan = ScanResult::range(low * 2..high * 2).limit(limit);
+            let scan = ScanRequest::range(low * 2..high * 2).limit(limit);
             for scan in [scan.clone(), scan.reverse()] {
                 let run = async {
                     let records = index.scan(&scan).await.unwrap();
@@ -947,7 +947,7 @@ fn a_scan_is_left_to_memory_servers() {
         assert_eq!((counters.offloads, counters.offload_refusals), (requests, 0));
         assert!(requests > 400, "{requests}");
         let here = async {
-            let scan = ScanResult::range(10..).limit(100);
+            let scan = ScanRequest::range(10..).limit(100);
             assert_eq!(index.scan(&scan).await.unwrap().len(), 100);
         };
         assert_eq!(verbs(spent(&fabric, here).await).0, 0, "it is there, or left to the server");

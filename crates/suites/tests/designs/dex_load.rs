@@ -4,7 +4,7 @@ use farleaf_dex::cache::{CacheOptions, FrameId};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, RangeIndex, ScanResult};
+use farleaf_index::{Design, RangeIndex, ScanRequest};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::SuiteSetup;
@@ -52,7 +52,7 @@ fn a_latch_held_for_a_moment_does_not_undo_a_load() {
                 index.insert(&key, &key).await.unwrap();
             }
             let expected: Vec<_> = (0..2 * RECORDS).map(|key| (key, key)).collect();
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), expected);
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), expected);
         });
     }
 }

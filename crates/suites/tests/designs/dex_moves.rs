@@ -7,7 +7,7 @@ use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Provider, ServerId};
-use farleaf_index::{Design, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_suites::conformance::SuiteSetup;
@@ -116,7 +116,7 @@ fn new_nodes_go_to_a_memory_server_that_was_added() {
         let after = used(services);
         assert!(after[0].max(after[1]) < 0.99, "they are spared before they are full: {after:?}");
         // All records are still there and can be found.
-        let records = index.scan(&ScanResult::range(..)).await.unwrap();
+        let records = index.scan(&ScanRequest::range(..)).await.unwrap();
         assert_eq!(records.len() as u64, number);
         for number in (0..number).step_by(97) {
             let key = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);

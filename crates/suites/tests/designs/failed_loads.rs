@@ -3,7 +3,7 @@
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Cpu, Fabric, Message, Provider, Region, RpcService, ServerId, Work};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::{EditAction, Fixed8, LeafEdit};
 use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
@@ -108,7 +108,7 @@ fn a_server_that_does_not_answer_keeps_no_other_from_publishing() {
             let index = <Hybrid as Design<Tiny>>::open(fabric.clone(), &()).await.unwrap();
             let loaded = index.bulk_load(records(3).into_iter(), 0.7).await;
             assert!(matches!(loaded, Err(IndexError::Indeterminate(_))), "{loaded:?}");
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), records(3));
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), records(3));
             for (number, at_end) in (0..).zip(at_end) {
                 let last = (number + 1) * SHARE - 10;
                 let before = fabric.counters().snapshot();
@@ -173,7 +173,7 @@ fn a_load_that_is_refused_half_way_is_not_called_refused() {
             <Coarse as Design<Tiny>>::create(&fabric, options).await.unwrap();
             let index = <Coarse as Design<Tiny>>::open(fabric.clone(), &()).await.unwrap();
             let loaded = index.bulk_load(records(3).into_iter(), 0.7).await;
-            let found = index.scan(&ScanResult::range(..)).await.unwrap();
+            let found = index.scan(&ScanRequest::range(..)).await.unwrap();
             match at_end[0] {
                 Refuses => {
                     let refusal = Refusal::NotLoading;
@@ -251,7 +251,7 @@ fn a_load_whose_reply_is_late_has_ended() {
         });
         let found = cluster.run(&[0], |fabric, _| async move {
             let index = <Coarse as Design<Tiny>>::open(fabric.clone(), &()).await.unwrap();
-            index.scan(&ScanResult::range(..)).await.unwrap()
+            index.scan(&ScanRequest::range(..)).await.unwrap()
         });
         let found = found[0].as_ref().unwrap();
         match outcomes[0].as_ref().unwrap() {
@@ -323,7 +323,7 @@ fn a_late_request_leaves_other_loads_alone() {
         rpc.expect_done(FIRST, &append(8, second)).await.unwrap();
         rpc.end_load(FIRST, 8).await.unwrap();
         let index = <Coarse as Design<Tiny>>::open(fabric, &()).await.unwrap();
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), records(1));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), records(1));
     });
 }
 
@@ -360,7 +360,7 @@ fn after_a_death<D: Design<Tiny, Compute = ()>>(options: &D::Options) {
                 index.declare_dead(1).await.unwrap();
             }
             let loaded = index.bulk_load(records(2).into_iter(), 0.7).await.unwrap();
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), records(2));
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), records(2));
             loaded
         });
         assert_eq!(loaded, [Some(0), Some(200)], "loads again: {loads_again}");

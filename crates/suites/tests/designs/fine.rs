@@ -9,7 +9,7 @@ use super::clients::{
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::rules::KnownRule;
 use farleaf_page::{Fixed8, Layout};
 use farleaf_pool::remote::{Backoff, GRACE_NS};
@@ -157,14 +157,14 @@ fn a_scan_overlaps_its_reads() {
             let first_ns = fabric.now_ns() - start_ns;
             let before = fabric.counters().snapshot();
             let start_ns = fabric.now_ns();
-            let records = index.scan(&ScanResult::range(key..).limit(100)).await.unwrap();
+            let records = index.scan(&ScanRequest::range(key..).limit(100)).await.unwrap();
             let took_ns = fabric.now_ns() - start_ns;
             let cost = fabric.counters().snapshot() - before;
             assert_eq!(records, (number..number + 100).map(|n| (n * 3, n)).collect::<Vec<_>>());
             assert!(took_ns <= first_ns + 4 * round_trip_ns, "{took_ns} ns at {key}");
             assert_eq!(cost.rpcs, 0);
             longest = longest.max((took_ns - first_ns.min(took_ns), cost.reads));
-            let downwards = ScanResult::range(..=key).reverse().limit(100);
+            let downwards = ScanRequest::range(..=key).reverse().limit(100);
             let records = index.scan(&downwards).await.unwrap();
             let expected = (0..=number).rev().take(100).map(|n| (n * 3, n));
             assert_eq!(records, expected.collect::<Vec<_>>());
@@ -225,7 +225,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
             usage.iter().map(|usage| usage.allocated_bytes).sum()
         };
         let empty = async || {
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), []);
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), []);
             let get = async { assert_eq!(index.get(&5).await, Ok(None)) };
             assert_eq!(spent(&fabric, get).await.reads, 1, "nothing is left but the root");
             fabric.sleep(GRACE_NS).await;
@@ -246,7 +246,7 @@ fn heads_are_refreshed() {
         let index = open::<_, Tiny>(fabric.clone()).await;
         index.bulk_load((0..4_000).map(|n| (n * 10, n)), 0.75).await.unwrap();
         let doorbells = async || {
-            let scan = async { drop(index.scan(&ScanResult::range(..)).await.unwrap()) };
+            let scan = async { drop(index.scan(&ScanRequest::range(..)).await.unwrap()) };
             spent(&fabric, scan).await.doorbells
         };
         let loaded = doorbells().await;
@@ -262,7 +262,7 @@ fn heads_are_refreshed() {
             index.remove(&(key * 2)).await.unwrap();
         }
         index.collect().await.unwrap();
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), []);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), []);
     });
 }
 

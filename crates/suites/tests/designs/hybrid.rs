@@ -8,7 +8,7 @@ use super::clients::{
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{NetworkModel, SimConfig};
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
-use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::{Fixed8, Layout};
 use farleaf_pool::remote::GRACE_NS;
 use farleaf_pool::server::MemoryServerConfig;
@@ -147,13 +147,13 @@ fn a_scan_overlaps_its_reads() {
             let get_ns = fabric.now_ns() - start_ns;
             let before = fabric.counters().snapshot();
             let start_ns = fabric.now_ns();
-            let records = index.scan(&ScanResult::range(key..).limit(100)).await.unwrap();
+            let records = index.scan(&ScanRequest::range(key..).limit(100)).await.unwrap();
             let took_ns = fabric.now_ns() - start_ns;
             let cost = fabric.counters().snapshot() - before;
             assert_eq!(records, (number..number + 100).map(|n| (n * 3, n)).collect::<Vec<_>>());
             assert!(took_ns <= get_ns + 4 * round_trip_ns, "{took_ns} ns at {key}");
             longest = longest.max((took_ns.saturating_sub(get_ns), cost.rpcs, cost.reads));
-            let downwards = ScanResult::range(..=key).reverse().limit(100);
+            let downwards = ScanRequest::range(..=key).reverse().limit(100);
             let records = index.scan(&downwards).await.unwrap();
             let expected = (0..=number).rev().take(100).map(|n| (n * 3, n));
             assert_eq!(records, expected.collect::<Vec<_>>());
@@ -163,7 +163,7 @@ fn a_scan_overlaps_its_reads() {
             longest.0, longest.1, longest.2
         );
         let scan = async {
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 100_000);
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 100_000);
         };
         let cost = spent(&fabric, scan).await;
         println!("all: {cost:?}");
@@ -248,12 +248,12 @@ fn a_load_without_memory_leaves_the_index_empty() {
         for _ in 0..3 {
             let loaded = index.bulk_load((0..20_000).map(|n| (n * 2, n)), 0.7).await;
             assert!(matches!(loaded, Err(IndexError::OutOfMemory { .. })), "{loaded:?}");
-            assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), []);
+            assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), []);
         }
         for key in 0..20 {
             assert_eq!(index.insert(&(key * 1_999), &1).await, Ok(true));
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 20);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 20);
     });
 }
 
@@ -267,7 +267,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
         let allocated =
             async || usages().await.iter().map(|usage| usage.allocated_bytes).sum::<u64>();
         let empty = async || {
-            let scan = async { assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), []) };
+            let scan = async { assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), []) };
             assert_eq!(spent(&fabric, scan).await.reads, 2, "nothing is left but the first leaves");
             for usage in usages().await {
                 assert_eq!(
@@ -283,7 +283,7 @@ fn a_tree_that_grows_and_shrinks_for_ever_does_not_leak() {
         assert!(spread <= 64 << 10, "memory is reused: {most:?}");
         // The index is as empty as when it was created, so it can be loaded.
         assert_eq!(index.bulk_load((0..3_000).map(|n| (n * 900, n)), 0.7).await, Ok(3_000));
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 3_000);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 3_000);
     });
 }
 

@@ -9,7 +9,7 @@ use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
-use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, RangeIndex, ScanRequest};
 use farleaf_page::Fixed8;
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -38,7 +38,7 @@ async fn head<F: Fabric>(
     index: &impl RangeIndex<Key = u64, Value = u64>,
     first: u64,
 ) -> CounterSnapshot {
-    let scan = ScanResult { limit: 1, ..ScanResult::range(..) };
+    let scan = ScanRequest { limit: 1, ..ScanRequest::range(..) };
     let cost = spent(fabric, async {
         assert_eq!(index.scan(&scan).await.unwrap(), [(first, first)]);
     });
@@ -81,8 +81,8 @@ where
             assert_eq!(index.get(&key).await, Ok(Some(key)));
             assert_eq!(index.remove(&key).await, Ok(true));
         }
-        let kept = index.scan(&ScanResult::range(..)).await.unwrap();
-        let reverse = ScanResult { reverse: true, ..ScanResult::range(..) };
+        let kept = index.scan(&ScanRequest::range(..)).await.unwrap();
+        let reverse = ScanRequest { reverse: true, ..ScanRequest::range(..) };
         let mut backwards = others.scan(&reverse).await.unwrap();
         backwards.reverse();
         assert_eq!((kept.len() as u64, &backwards), (KEPT, &kept));

@@ -7,7 +7,9 @@ use super::clients::{
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, GlobalAddr};
-use farleaf_index::{Design, EditAction, IndexAdmin, IndexError, LeafEdit, RangeIndex, ScanResult};
+use farleaf_index::{
+    Design, EditAction, IndexAdmin, IndexError, LeafEdit, RangeIndex, ScanRequest,
+};
 use farleaf_page::{DesignId, Entries8, Fixed8, Layout};
 use farleaf_pool::remote::{ROOT_SERVER, TimedPointer};
 use farleaf_pool::server::MemoryServerConfig;
@@ -52,7 +54,7 @@ fn on_a_loaded_index(
         let index = open::<_, Fixed8>(fabric.clone(), compute).await;
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
         // The first scan caches the parents. The first change registers a number.
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 60_000);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 60_000);
         assert_eq!(index.update(&0, &0).await, Ok(true));
         check(index, fabric).await;
     });
@@ -188,7 +190,7 @@ fn the_owner_of_a_leaf_needs_no_lock() {
     cluster.run_one(|fabric| async move {
         let index = <PSherman as Design<Fixed8>>::open(fabric.clone(), compute).await.unwrap();
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 0.7).await.unwrap();
-        let all = ScanResult::range(..);
+        let all = ScanRequest::range(..);
         assert_eq!(index.scan(&all).await.unwrap().len(), 60_000);
         // Each owner caches what its operations need, also of leaves that cross a boundary.
         let keys: Vec<u64> = (0..60_000).map(|n| n * 3).collect();
@@ -230,7 +232,7 @@ fn reads_of_known_leaves_leave_together() {
         for number in (0..59_000).step_by(97) {
             let (mut up, mut down) = (Vec::new(), Vec::new());
             let scans = async {
-                let keys = ScanResult::range(number * 3..).limit(100);
+                let keys = ScanRequest::range(number * 3..).limit(100);
                 up = index.scan(&keys).await.unwrap();
             };
             let cost = spent(&fabric, scans).await;
@@ -238,7 +240,7 @@ fn reads_of_known_leaves_leave_together() {
             // 100 records are in four or five leaves.
             assert!((4..=6).contains(&cost.reads) && cost.doorbells <= 2, "{cost:?}");
             let scans = async {
-                let keys = ScanResult::range(..=number * 3).reverse().limit(100);
+                let keys = ScanRequest::range(..=number * 3).reverse().limit(100);
                 down = index.scan(&keys).await.unwrap();
             };
             let cost = spent(&fabric, scans).await;
@@ -267,7 +269,7 @@ fn old_cached_parents_cost_reads_and_nothing_else() {
             return stages.done();
         }
         index.bulk_load((0..400).map(|n| (n * 10, n * 20)), 1.0).await.unwrap();
-        index.scan(&ScanResult::range(..)).await.unwrap();
+        index.scan(&ScanRequest::range(..)).await.unwrap();
         stages.done();
         stages.reach(&fabric, 2).await;
         let all: Vec<_> = (0..4_000).map(|key| (key, key * 2)).collect();
@@ -280,14 +282,14 @@ fn old_cached_parents_cost_reads_and_nothing_else() {
         assert!(others == [0; 3] && reads > 4_000, "{reads} READs, {others:?}");
         let [fewer, others @ ..] = counts(spent(&fabric, get_all()).await);
         assert!(others == [0; 3] && (4_000..reads).contains(&fewer), "{fewer}, {reads} before");
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), all);
-        let down = index.scan(&ScanResult::range(..).reverse()).await.unwrap();
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), all);
+        let down = index.scan(&ScanRequest::range(..).reverse()).await.unwrap();
         assert!(down.iter().rev().eq(&all));
         for (key, value) in &all {
             assert_eq!(index.get(key).await, Ok(Some(*value)));
             assert_eq!(index.remove(key).await, Ok(true));
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), []);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), []);
         let cached = <Sherman as Design<Tiny>>::cached_bytes(compute);
         // A leaf has one or two records, and a parent at most four leaves.
         assert!((4_000 / 8 * 128..=4_000 * 128).contains(&cached), "{cached}");
@@ -304,14 +306,14 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
         let index = open::<_, Tiny>(fabric.clone(), compute).await;
         let model = fill_until_refused(&index).await;
         let contents: Vec<_> = model.iter().map(|(&key, &value)| (key, value)).collect();
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), contents);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), contents);
         for (key, value) in &contents {
             assert_eq!(index.get(key).await, Ok(Some(*value)));
             assert_eq!(index.update(key, &!value).await, Ok(true));
             assert_eq!(index.remove(key).await, Ok(true));
             assert_eq!(index.insert(key, value).await, Ok(true));
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap(), contents);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap(), contents);
     });
 }
 
@@ -372,7 +374,7 @@ fn a_load_waits_for_the_entry_lock_of_the_root() {
         assert!(matches!(refused, Err(IndexError::Contended { .. })), "{refused:?}");
         one.entries().release_entries(hold).await;
         assert_eq!(load().await, Ok(100));
-        assert_eq!(one.scan(&ScanResult::range(..)).await.unwrap().len(), 100);
+        assert_eq!(one.scan(&ScanRequest::range(..)).await.unwrap().len(), 100);
         assert_eq!(one.insert(&200, &1).await, Ok(true));
     });
 }
@@ -414,7 +416,7 @@ fn operations_that_are_dropped_half_way_leave_no_lock() {
             *doubted.lock().unwrap() = one.pages().has_doubts();
             one.pages().settle_all().await.unwrap();
             let held: BTreeMap<_, _> =
-                other.scan(&ScanResult::range(..)).await.unwrap().into_iter().collect();
+                other.scan(&ScanRequest::range(..)).await.unwrap().into_iter().collect();
             *grown.lock().unwrap() = held.contains_key(&3);
             for key in 1..=4 {
                 let before = (key < 3).then_some(key);

@@ -7,7 +7,7 @@ use super::clients::{
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, Outage, SimConfig, Slow, Verb};
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, ServerId};
-use farleaf_index::{Design, EditAction, IndexError, LeafEdit, RangeIndex, ScanResult};
+use farleaf_index::{Design, EditAction, IndexError, LeafEdit, RangeIndex, ScanRequest};
 use farleaf_page::{Bytes, DesignId, Fixed8, RadixChild, RadixSlot};
 use farleaf_pool::remote::{ENDLESS, Leases, RpcClient};
 use farleaf_pool::server::MemoryServerConfig;
@@ -48,7 +48,7 @@ fn on_a_loaded_index(
         let records = (0..60_000).map(|n| (n * step, n));
         assert_eq!(index.bulk_load(records, 1.0).await, Ok(60_000));
         // The first scan caches the nodes. The first changes register a number and get memory.
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 60_000);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 60_000);
         assert_eq!(index.update(&0, &0).await, Ok(true));
         for key in 0..3 {
             assert_eq!(index.insert(&(u64::MAX - key), &0).await, Ok(true));
@@ -162,7 +162,7 @@ fn the_owner_of_a_key_needs_no_lock() {
     cluster.run_one(|fabric| async move {
         let index = <PSmart as Design<Fixed8>>::open(fabric.clone(), compute).await.unwrap();
         index.bulk_load((0..60_000).map(|n| (n * 3, n)), 1.0).await.unwrap();
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 60_000);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 60_000);
         for number in (0..60_000).step_by(1_001) {
             let key = number * 3;
             // Each owner caches what its operations need, and gets memory for a leaf.
@@ -248,7 +248,7 @@ fn the_tree_grows_by_single_words() {
         }
         let get = async { assert_eq!(other.get(&(1 << 40)).await, Ok(Some(1))) };
         assert_eq!(counts(spent(&fabric, get).await), [1, 0, 0, 0]);
-        assert_eq!(other.scan(&ScanResult::range(..)).await.unwrap().len(), 257);
+        assert_eq!(other.scan(&ScanRequest::range(..)).await.unwrap().len(), 257);
     });
 }
 
@@ -292,13 +292,13 @@ fn a_scan_reads_its_leaves_with_their_nodes() {
             let (mut up, mut down) = (Vec::new(), Vec::new());
             let nodes = (number + 99) / 256 - number / 256 + 1;
             let scan =
-                async { up = index.scan(&ScanResult::range(number..).limit(100)).await.unwrap() };
+                async { up = index.scan(&ScanRequest::range(number..).limit(100)).await.unwrap() };
             let cost = spent(&fabric, scan).await;
             assert_eq!(up, (number..number + 100).map(|n| (n, n)).collect::<Vec<_>>());
             assert_eq!(counts(cost), [100 + nodes, 0, 0, 0], "{cost:?}");
             assert_eq!(cost.bytes_read, 100 * LEAF + nodes * node(256));
             assert_eq!(cost.doorbells, nodes, "{cost:?}");
-            let keys = ScanResult::range(..number + 100).reverse().limit(100);
+            let keys = ScanRequest::range(..number + 100).reverse().limit(100);
             let scan = async { down = index.scan(&keys).await.unwrap() };
             let cost = spent(&fabric, scan).await;
             up.reverse();
@@ -338,13 +338,13 @@ fn memory_that_others_have_used_is_not_taken_for_free_slots() {
         fill_and_return(&fabric, ServerId::new(0)).await;
         <Smart as Design<Fixed8>>::create(&fabric, &options).await.unwrap();
         let index = open(fabric.clone(), compute).await;
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]), "the root slot is free");
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![]), "the root slot is free");
         fill_and_return(&fabric, ServerId::new(0)).await;
         let records: Vec<(u64, u64)> = (0..600).map(|n| (n << 5, n)).collect();
         for (key, value) in &records {
             assert_eq!(index.insert(key, value).await, Ok(true), "{key}");
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(records));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(records));
     });
 }
 
@@ -361,9 +361,9 @@ fn without_memory_the_operation_fails_and_the_index_stays_whole() {
         let many = (0..20_000).map(|n| (n << 20, n));
         let refused = index.bulk_load(many, 1.0).await;
         assert!(matches!(refused, Err(IndexError::OutOfMemory { .. })), "{refused:?}");
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(vec![]));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(vec![]));
         let model = fill_until_refused(&index).await;
-        assert_eq!(index.scan(&ScanResult::range(..)).await, Ok(model.into_iter().collect()));
+        assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(model.into_iter().collect()));
         for key in [0, u64::MAX] {
             assert_eq!(index.get(&key).await, Ok((key == 0).then_some(0)));
         }
@@ -434,7 +434,7 @@ fn a_load_that_fails_in_doubt_before_it_is_shown_leaves_its_memory() {
                 assert!(used().await > 8 * CHUNK_BYTES, "it failed half-way");
             }
             assert_eq!(index.bulk_load(records(), 1.0).await, Ok(20_000));
-            let found = index.scan(&ScanResult::range(..)).await.unwrap();
+            let found = index.scan(&ScanRequest::range(..)).await.unwrap();
             assert_eq!(found, records().collect::<Vec<_>>());
             used().await
         })
@@ -555,7 +555,7 @@ fn a_slot_that_leads_to_its_own_node_is_not_followed_for_ever() {
         let buffer = fabric.buffer(8).unwrap();
         buffer.set(0, word(root).await);
         fabric.write(slot, buffer).await.unwrap();
-        for scan in [ScanResult::range(..), ScanResult::range(..).reverse()] {
+        for scan in [ScanRequest::range(..), ScanRequest::range(..).reverse()] {
             let found = index.scan(&scan).await;
             assert!(matches!(found, Err(IndexError::Contended { .. })), "{found:?}");
         }
@@ -598,7 +598,7 @@ fn operations_on_byte_strings_cost_what_the_design_says() {
         let key = |number: usize| format!("user{number:08}").into_bytes();
         let records = (0..2_000).map(|number| (key(number), vec![1; 20]));
         assert_eq!(index.bulk_load(records, 1.0).await, Ok(2_000));
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len(), 2_000);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len(), 2_000);
         let long = |end: u8| [&[b'x'; 100][..], &[end]].concat();
         assert_eq!(index.insert(&long(b'a'), &[1; 20]).await, Ok(true));
         // The first change registers a number; the first ones on each memory server take memory.

@@ -10,7 +10,7 @@ use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
-use farleaf_index::{Design, RangeIndex, ScanResult};
+use farleaf_index::{Design, RangeIndex, ScanRequest};
 use farleaf_page::Fixed8;
 use farleaf_pool::server::MemoryServer;
 use farleaf_trees::chime::{Chime, ChimeOptions};
@@ -71,7 +71,7 @@ where
         for key in order.keys() {
             assert_eq!(index.insert(&key, &key).await, Ok(true));
         }
-        assert_eq!(index.scan(&ScanResult::range(..)).await.unwrap().len() as u64, RECORDS);
+        assert_eq!(index.scan(&ScanRequest::range(..)).await.unwrap().len() as u64, RECORDS);
         index.flush().await.unwrap();
     });
     page_bytes(&cluster) / RECORDS as f64

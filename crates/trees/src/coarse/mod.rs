@@ -13,7 +13,7 @@ mod scan;
 pub use farleaf_pool::remote::Partitioning;
 
 use farleaf_fabric::{Fabric, ServerId};
-use farleaf_index::{Design, IndexAdmin, IndexError, KeyedRecords, RangeIndex, ScanResult};
+use farleaf_index::{Design, IndexAdmin, IndexError, KeyedRecords, RangeIndex, ScanRequest};
 use farleaf_page::{DesignId, EditAction, EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use farleaf_pool::remote::{RemoteError, RpcClient, ShareMap};
 use farleaf_pool::wire::{AskEdit, Refusal, Reply, TreeRequest};
@@ -126,7 +126,7 @@ impl<F: Fabric, L: Layout> RangeIndex for CoarseIndex<F, L> {
 
     fn scan(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
     ) -> impl Future<Output = Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError>> {
         self.scan_all(scan)
     }

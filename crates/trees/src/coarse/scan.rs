@@ -3,7 +3,7 @@
 
 use super::CoarseIndex;
 use farleaf_fabric::{Fabric, ServerId};
-use farleaf_index::{IndexError, KeyedRecords, ScanResult};
+use farleaf_index::{IndexError, KeyedRecords, ScanRequest};
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
 use farleaf_pool::remote::{RemoteError, ShareMap};
 use farleaf_pool::wire::{Reply, Request, SCAN_REPLY_RECORDS, TreeRequest};
@@ -15,11 +15,11 @@ struct ServerRecords<L: Layout> {
     server: ServerId,
     fetched: VecDeque<(OwnedKey<L>, OwnedValue<L>)>,
     /// The rest of the scan; `None` once the server has no more records.
-    rest: Option<ScanResult<OwnedKey<L>>>,
+    rest: Option<ScanRequest<OwnedKey<L>>>,
 }
 
 impl<L: Layout> ServerRecords<L> {
-    fn new(server: ServerId, scan: &ScanResult<OwnedKey<L>>) -> Self {
+    fn new(server: ServerId, scan: &ScanRequest<OwnedKey<L>>) -> Self {
         Self { server, fetched: VecDeque::new(), rest: Some(scan.clone()) }
     }
 
@@ -52,7 +52,7 @@ impl<L: Layout> ServerRecords<L> {
 impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     pub(super) async fn scan_all(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
     ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         scan.check::<L>()?;
         match &self.map {
@@ -70,7 +70,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     /// Scans under range partitioning, where the servers hold consecutive ranges.
     async fn scan_in_turn(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
     ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         let mut records = KeyedRecords::new();
         let mut servers: Vec<ServerId> = self.servers_of(scan).collect();
@@ -90,7 +90,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     /// The servers with ranges that overlap the scan.
     fn servers_of(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
     ) -> impl Iterator<Item = ServerId> + use<F, L> {
         let server = |bound: &Bound<OwnedKey<L>>, otherwise: u16| match bound {
             Bound::Unbounded => otherwise,
@@ -106,7 +106,7 @@ impl<F: Fabric, L: Layout> CoarseIndex<F, L> {
     /// servers at once and merges their answers; asks a server again when its records are used up.
     async fn scan_merged(
         &self,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         servers: usize,
     ) -> Result<KeyedRecords<OwnedKey<L>, OwnedValue<L>>, IndexError> {
         // An even hash gives each server about an equal part; the margin covers deviations.

@@ -9,7 +9,7 @@
 use super::FineIndex;
 use crate::one_sided::{LeafLocator, tidy_path};
 use farleaf_fabric::{Fabric, GlobalAddr};
-use farleaf_index::{IndexError, ScanResult};
+use farleaf_index::{IndexError, ScanRequest};
 use farleaf_page::{DescentProbe, Layout, OverflowEntry, OwnedKey, OwnedValue};
 use farleaf_pool::remote::{LeafStream, MissCause, PageClient, PageCopy, TimedPointer};
 use std::borrow::Borrow;
@@ -61,7 +61,7 @@ impl<F: Fabric, L: Layout> LeafLocator for FineIndex<F, L> {
     async fn locate_up(
         &self,
         start: &L::Key,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
     ) -> Result<(Option<PageCopy<L>>, ()), MissCause> {

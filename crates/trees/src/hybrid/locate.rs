@@ -7,7 +7,7 @@
 use super::{HybridIndex, HybridShare};
 use crate::one_sided::LeafLocator;
 use farleaf_fabric::{Fabric, GlobalAddr, Message, ServerId, Work};
-use farleaf_index::{IndexError, ScanResult};
+use farleaf_index::{IndexError, ScanRequest};
 use farleaf_page::{DescentProbe, Layout, OverflowEntry, OwnedKey, OwnedValue, WalkStep, step};
 use farleaf_pool::remote::{
     LeafStream, MissCause, PageClient, PageCopy, RemoteError, TimedPointer,
@@ -239,7 +239,7 @@ impl<F: Fabric, L: Layout> LeafLocator for HybridIndex<F, L> {
     async fn locate_up(
         &self,
         start: &L::Key,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
     ) -> Result<(Option<PageCopy<L>>, FollowingLeaves<OwnedKey<L>>), MissCause> {

@@ -35,7 +35,7 @@ pub(crate) use tidy::{JoinPair, sparse_pair, tidy, tidy_path};
 pub(crate) use tree::BlinkTree;
 
 use farleaf_fabric::{Fabric, GlobalAddr};
-use farleaf_index::{IndexError, ScanResult};
+use farleaf_index::{IndexError, ScanRequest};
 use farleaf_page::{
     DescentProbe, EditAnswer, Layout, LeafEdit, OverflowEntry, OwnedKey, OwnedRecord, OwnedValue,
 };
@@ -150,7 +150,7 @@ pub trait LeafLocator: Sized {
     fn locate_up(
         &self,
         start: &TreeKey<Self>,
-        scan: &ScanResult<OwnedKey<Self::Layout>>,
+        scan: &ScanRequest<OwnedKey<Self::Layout>>,
         window: usize,
         stream: &mut LeafStream<'_, Self::Fabric, Self::Layout>,
     ) -> impl Future<Output = Result<ScanStart<Self>, MissCause>>;
@@ -219,7 +219,7 @@ macro_rules! range_index_by_locating {
 
             async fn scan(
                 &self,
-                scan: &farleaf_index::ScanResult<farleaf_page::OwnedKey<L>>,
+                scan: &farleaf_index::ScanRequest<farleaf_page::OwnedKey<L>>,
             ) -> Result<farleaf_index::RecordsOf<Self>, farleaf_index::IndexError> {
                 scan.check::<L>()?;
                 $crate::one_sided::scan_all(self, scan).await

@@ -7,7 +7,7 @@
 
 use super::{FetchedLeaf, LeafLocator, TreeKey};
 use farleaf_fabric::{Fabric, Work};
-use farleaf_index::{IndexError, KeyedRecords, ScanResult};
+use farleaf_index::{IndexError, KeyedRecords, ScanRequest};
 use farleaf_page::rules;
 use farleaf_page::{DescentProbe, FencePosition, Layout, OwnedKey, OwnedValue, ScanWindow};
 use farleaf_pool::remote::{LeafStream, MissCause, PageCopy};
@@ -30,7 +30,7 @@ struct ScanProgress<K> {
 /// As [`farleaf_index::RangeIndex::scan`].
 pub async fn scan_all<I: LeafLocator>(
     index: &I,
-    scan: &ScanResult<OwnedKey<I::Layout>>,
+    scan: &ScanRequest<OwnedKey<I::Layout>>,
 ) -> Result<KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError> {
     if scan.limit > 1 && index.pages().fabric().breaks(rules::LEAVES_READ_ONCE) {
         return scan_piecemeal(index, scan.clone()).await;
@@ -56,7 +56,7 @@ pub async fn scan_all<I: LeafLocator>(
 /// The planted bug: one scan per record.
 async fn scan_piecemeal<I: LeafLocator>(
     index: &I,
-    mut scan: ScanResult<OwnedKey<I::Layout>>,
+    mut scan: ScanRequest<OwnedKey<I::Layout>>,
 ) -> Result<KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>, IndexError> {
     let mut records = KeyedRecords::new();
     let limit = std::mem::replace(&mut scan.limit, 1);
@@ -74,7 +74,7 @@ async fn scan_piecemeal<I: LeafLocator>(
 async fn take_from<I: LeafLocator>(
     index: &I,
     leaf: &FetchedLeaf<I>,
-    scan: &ScanResult<OwnedKey<I::Layout>>,
+    scan: &ScanRequest<OwnedKey<I::Layout>>,
     cursor: Option<&TreeKey<I>>,
     records: &mut KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
 ) -> bool {
@@ -111,7 +111,7 @@ fn window<I: LeafLocator>(index: &I, wanted: usize, leaves: usize, records: usiz
 
 async fn scan_up<I: LeafLocator>(
     index: &I,
-    scan: &ScanResult<OwnedKey<I::Layout>>,
+    scan: &ScanRequest<OwnedKey<I::Layout>>,
     progress: &mut ScanProgress<OwnedKey<I::Layout>>,
     records: &mut KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
 ) -> Result<(), MissCause> {
@@ -182,7 +182,7 @@ fn covers<I: LeafLocator>(copy: &PageCopy<I::Layout>, probe: DescentProbe<'_, Tr
 
 async fn scan_down<I: LeafLocator>(
     index: &I,
-    scan: &ScanResult<OwnedKey<I::Layout>>,
+    scan: &ScanRequest<OwnedKey<I::Layout>>,
     progress: &mut ScanProgress<OwnedKey<I::Layout>>,
     records: &mut KeyedRecords<OwnedKey<I::Layout>, OwnedValue<I::Layout>>,
 ) -> Result<(), MissCause> {

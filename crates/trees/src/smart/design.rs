@@ -12,7 +12,7 @@ use super::together::UnresolvedChanges;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::{
     Design, EditAnswer, Encoded, IndexAdmin, IndexError, LeafEdit, OwnedForm, RangeIndex, RecordOf,
-    RecordsOf, ScanResult,
+    RecordsOf, ScanRequest,
 };
 use farleaf_page::{DesignId, EditAction, Layout, MAX_RADIX_SERVERS, Octets, OwnedKey, RadixForm};
 use farleaf_pool::remote::{ROOT_SERVER, RemoteError, RpcClient};
@@ -247,10 +247,10 @@ impl<F: Fabric, L: Layout> RangeIndex for SmartIndex<F, L> {
 
     async fn scan(
         &self,
-        scan: &ScanResult<OwnedForm<L::Key>>,
+        scan: &ScanRequest<OwnedForm<L::Key>>,
     ) -> Result<RecordsOf<Self>, IndexError> {
         let (lower, upper) = (bound_of::<L>(&scan.lower), bound_of::<L>(&scan.upper));
-        let scan = ScanResult { lower, upper, reverse: scan.reverse, limit: scan.limit };
+        let scan = ScanRequest { lower, upper, reverse: scan.reverse, limit: scan.limit };
         let records = self.records(&scan).await?.into_iter();
         let record = |(key, value): (Octets, Octets)| {
             let key = self.form.original(&key).ok_or(NO_KEY)?;

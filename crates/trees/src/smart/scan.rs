@@ -13,7 +13,7 @@ use super::SmartIndex;
 use super::cache::KnownNode;
 use super::radix::node_of;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, Work};
-use farleaf_index::{IndexError, ScanResult};
+use farleaf_index::{IndexError, ScanRequest};
 use farleaf_page::{
     Layout, LeafCopy, LeafMemory, NodeCopy, NodeSize, Octets, RadixChild, RadixSlot, just_after,
     just_before,
@@ -38,7 +38,7 @@ fn is_up_to(low: &[u8], high: &[u8]) -> bool {
 
 impl RestOfScan {
     /// `None` if no key is within the bounds.
-    fn of(scan: &ScanResult<Octets>) -> Option<Self> {
+    fn of(scan: &ScanRequest<Octets>) -> Option<Self> {
         let low = match &scan.lower {
             Bound::Unbounded => Octets::new(),
             Bound::Included(key) => key.clone(),
@@ -167,7 +167,7 @@ type EarlyLeaves = BTreeMap<GlobalAddr, LeafCopy>;
 impl<F: Fabric, L: Layout> SmartIndex<F, L> {
     pub(super) async fn records(
         &self,
-        scan: &ScanResult<Octets>,
+        scan: &ScanRequest<Octets>,
     ) -> Result<Vec<(Octets, Octets)>, IndexError> {
         let (mut rest, mut records) = (RestOfScan::of(scan), Vec::new());
         let attempt = async || self.go_on(&mut rest, scan.limit, &mut records).await;
@@ -396,7 +396,7 @@ mod tests {
                 };
                 let mut expected: Vec<&Octets> = keys.iter().filter(is_within).collect();
                 let scan =
-                    ScanResult { lower: lower.clone(), upper: upper.clone(), reverse, limit: 999 };
+                    ScanRequest { lower: lower.clone(), upper: upper.clone(), reverse, limit: 999 };
                 let (mut rest, mut found) = (RestOfScan::of(&scan), Vec::new());
                 while let Some(range) = rest {
                     let first = range.first();

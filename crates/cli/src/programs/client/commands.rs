@@ -6,7 +6,7 @@ use farleaf_cluster::client::ClusterClient;
 use farleaf_cluster::layouts::ClusterLayout;
 use farleaf_cluster::text::{KeyBounds, Notation, Textual};
 use farleaf_command_line::usage;
-use farleaf_index::{Exchange, RangeIndex, ScanResult};
+use farleaf_index::{Exchange, RangeIndex, ScanRequest};
 use farleaf_page::{OwnedKey, OwnedRecord};
 use std::cmp::Ordering;
 use std::io::Write;
@@ -224,7 +224,7 @@ pub(super) async fn parts<L: ClusterLayout>(
     let mut left = limit;
     while left > 0 {
         let together = left.min(RECORDS_PER_BATCH) as usize;
-        let scan = ScanResult::range((lower.clone(), upper.clone())).limit(together);
+        let scan = ScanRequest::range((lower.clone(), upper.clone())).limit(together);
         let scan = if reverse { scan.reverse() } else { scan };
         let mut records = client.scan(&scan).await?;
         take(&records)?;

@@ -11,7 +11,7 @@
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{Mutex, Ordering, lock};
-use farleaf_index::ScanResult;
+use farleaf_index::ScanRequest;
 use farleaf_page::{DescentProbe, FencePosition, Layout, OwnedKey, Page};
 use farleaf_pool::remote::PageImage;
 use std::collections::BTreeMap;
@@ -104,7 +104,7 @@ impl<L: Layout> NodeCache<L> {
         &self,
         start: &L::Key,
         most: usize,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
     ) -> Option<(Vec<GlobalAddr>, Option<OwnedKey<L>>)> {
         let mut nodes = lock(&self.nodes);
         Some(named_up(nodes.used(DescentProbe::At(start))?, start, most, scan))
@@ -172,7 +172,7 @@ pub(super) fn named_up<L: Layout>(
     parent: Page<'_, L>,
     start: &L::Key,
     most: usize,
-    scan: &ScanResult<OwnedKey<L>>,
+    scan: &ScanRequest<OwnedKey<L>>,
 ) -> (Vec<GlobalAddr>, Option<OwnedKey<L>>) {
     let first = L::inner_slot(parent, DescentProbe::At(start));
     let mut leaves = Vec::new();
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(cache.leaf(DescentProbe::Before(&100)), Some(leaf(90)));
         assert_eq!(cache.leaf(DescentProbe::At(&200)), None);
         assert_eq!(cache.leaf(DescentProbe::Last), None, "the last one does not end at infinity");
-        let scan = ScanResult::range(..145);
+        let scan = ScanRequest::range(..145);
         let (named, next) = cache.up(&115, 10, &scan).unwrap();
         assert_eq!((named, next), ((110..150).step_by(10).map(leaf).collect(), Some(150)));
         let (named, next) = cache.up(&115, 2, &scan).unwrap();

@@ -7,7 +7,7 @@ use super::super::{LeafLocator, change_whole_leaf};
 use super::EntryTree;
 use super::cache::{named_down, named_up};
 use farleaf_fabric::{Fabric, GlobalAddr, Work};
-use farleaf_index::{IndexError, ScanResult};
+use farleaf_index::{IndexError, ScanRequest};
 use farleaf_page::rules;
 use farleaf_page::{
     DescentProbe, EditAnswer, Layout, LeafEdit, OverflowEntry, OwnedKey, OwnedValue, WalkStep, step,
@@ -143,7 +143,7 @@ impl<F: Fabric, L: Layout> LeafLocator for EntryTree<F, L> {
     async fn locate_up(
         &self,
         start: &L::Key,
-        scan: &ScanResult<OwnedKey<L>>,
+        scan: &ScanRequest<OwnedKey<L>>,
         window: usize,
         stream: &mut LeafStream<'_, F, L>,
     ) -> Result<(Option<PageCopy<L>>, Self::Ahead), MissCause> {
