@@ -6,7 +6,8 @@
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::ConfigError;
 use crate::error::ProgramError;
-use crate::records::{self, CatalogKeys, SettingsRecord};
+use crate::records::{self, CatalogKeys, IndexName, PoolTransport, SettingsRecord};
+use farleaf_dex::cache::AcknowledgeName;
 
 /// Returns the cluster's settings. If there are none yet, writes `mine`.
 ///
@@ -74,6 +75,28 @@ pub fn check_compute_number(number: u16, made_with: u16) -> Result<(), ConfigErr
          numbered from 0"
     );
     Err(ConfigError::Settings(text))
+}
+
+/// Refuses `--acknowledge written` where the death of a compute server could still lose answered
+/// changes: with an LSM index, whose MemTables are not logged, and over transports on which a WRITE
+/// can stop half-way, because leaves are not logged.
+///
+/// # Errors
+/// [`ConfigError::Settings`] if the cluster has such an index or transport.
+pub fn check_acknowledge(
+    acknowledge: AcknowledgeName,
+    transport: PoolTransport,
+    index: IndexName,
+) -> Result<(), ConfigError> {
+    let needs = match (acknowledge, transport, index) {
+        (AcknowledgeName::Cached, ..) => return Ok(()),
+        (_, _, IndexName::Dlsm) => "--index dex: the MemTables of dlsm are not logged",
+        (_, PoolTransport::Tcp, _) => return Ok(()),
+        (_, PoolTransport::Shm | PoolTransport::Verbs, _) => {
+            "--transport tcp: elsewhere a compute server that dies can leave a leaf half written"
+        }
+    };
+    Err(ConfigError::Settings(format!("--acknowledge written needs {needs}")))
 }
 
 /// Refuses a server whose number is out of range: it would never get keys, or other servers would

@@ -4,13 +4,16 @@
 
 use super::DexIndex;
 use super::descend::{LeafLocation, OffloadOffer};
-use crate::cache::Restart;
+use crate::cache::{Restart, UnwrittenChange};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::LiveCounters;
 use farleaf_page::{
     DescentProbe, EditAction, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue, Page,
 };
 use farleaf_pool::remote::RemoteError;
+
+/// The outcome of an operation at its leaf, and the change that its answer waits for (A1).
+pub(super) type LeafAnswer<L> = (LeafOutcome<EditAnswer<OwnedValue<L>>>, Option<UnwrittenChange>);
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// The value of `key`.
@@ -82,9 +85,19 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if self.offload.is_on() { OffloadOffer::Edit } else { OffloadOffer::Nothing };
         loop {
             let restart = match self.try_run(probe, edit, offer).await {
-                Ok(LeafOutcome::Nothing(answer)) => return Ok((answer, false)),
-                Ok(LeafOutcome::Changed { answer, sparse, .. }) => return Ok((answer, sparse)),
-                Ok(LeafOutcome::Full) => None,
+                Ok((LeafOutcome::Nothing(answer), unwritten)) => {
+                    if let Some(unwritten) = unwritten {
+                        Box::pin(self.client.await_written(unwritten)).await?;
+                    }
+                    return Ok((answer, false));
+                }
+                Ok((LeafOutcome::Changed { answer, sparse, .. }, unwritten)) => {
+                    if let Some(unwritten) = unwritten {
+                        Box::pin(self.client.await_own(unwritten)).await?;
+                    }
+                    return Ok((answer, sparse));
+                }
+                Ok((LeafOutcome::Full, _)) => None,
                 Err(restart) => Some(restart),
             };
             let restart = match restart {
@@ -107,54 +120,60 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         probe: DescentProbe<'_, L::Key>,
         edit: LeafEdit<&L::Key, &L::Value>,
         offer: OffloadOffer,
-    ) -> Result<LeafOutcome<EditAnswer<OwnedValue<L>>>, Restart> {
+    ) -> Result<LeafAnswer<L>, Restart> {
         if self.uncached
             && let Some(outcome) =
                 Box::pin(self.change_in_pool(probe, &|page| edit.apply(page))).await?
         {
-            return Ok(outcome);
+            return Ok((outcome, None));
         }
         let _unsettled = self.unsettle();
         let place = self.find_leaf(probe, offer).await?;
         self.run_at(place, probe, edit).await
     }
 
-    /// Executes `edit` at the leaf or missing node where its descent ended.
+    /// Executes `edit` at the leaf or missing node where its descent ended. Also returns what the
+    /// answer has to wait for (A1).
     #[inline]
     pub(super) async fn run_at(
         &self,
         place: LeafLocation<'_, L>,
         probe: DescentProbe<'_, L::Key>,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<LeafOutcome<EditAnswer<OwnedValue<L>>>, Restart> {
+    ) -> Result<LeafAnswer<L>, Restart> {
         match place {
             LeafLocation::Hot(leaf) => {
-                let outcome = if edit.changes() {
+                let answer = if edit.changes() {
                     self.charge(Work::ChangeNode).await;
                     let guard = leaf.lock().ok_or(Restart::Busy)?;
                     let outcome = edit.apply(leaf.page);
-                    if let LeafOutcome::Changed { words, .. } = &outcome {
-                        self.client.mark_dirty(leaf.frame, leaf.page, *words);
-                    }
+                    let unwritten = if let LeafOutcome::Changed { words, .. } = &outcome {
+                        self.client.mark_changed(leaf, *words)
+                    } else {
+                        self.client.unwritten_seen(leaf)
+                    };
                     drop(guard);
-                    outcome
+                    (outcome, unwritten)
                 } else {
                     let outcome = edit.apply(leaf.page);
+                    let unwritten = self.client.unwritten_seen(leaf);
                     if !leaf.is_valid() {
                         return Err(Restart::Busy);
                     }
-                    outcome
+                    (outcome, unwritten)
                 };
                 LiveCounters::count(&self.client.counters.leaf_hits);
                 self.client.mark_use(leaf.page);
-                Ok(outcome)
+                Ok(answer)
             }
             LeafLocation::Elsewhere { parent, slot, address } => {
                 let work = |page: Page<'_, L>| edit.apply(page);
-                self.client.fetch_leaf(parent, slot, address, probe, work).await
+                let outcome = self.client.fetch_leaf(parent, slot, address, probe, work).await?;
+                Ok((outcome, None))
             }
             LeafLocation::Offered(missing) => {
-                Box::pin(self.offload(missing, edit)).await.map(LeafOutcome::Nothing)
+                let answer = Box::pin(self.offload(missing, edit)).await?;
+                Ok((LeafOutcome::Nothing(answer), None))
             }
         }
     }

@@ -316,11 +316,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         match place {
             LeafLocation::Hot(leaf) => {
                 let value = read(leaf.page);
+                let unwritten = self.client.unwritten_seen(leaf);
                 if !leaf.is_valid() {
                     return Err(Restart::Busy);
                 }
                 LiveCounters::count(&self.client.counters.leaf_hits);
                 self.client.mark_use(leaf.page);
+                if let Some(unwritten) = unwritten {
+                    Box::pin(self.client.await_written(unwritten)).await?;
+                }
                 Ok(value)
             }
             LeafLocation::Elsewhere { parent, slot, address } => {

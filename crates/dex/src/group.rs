@@ -13,9 +13,9 @@
 
 use super::DexIndex;
 use super::descend::{ChildTarget, LeafLocation};
-use crate::cache::{OptimisticRef, Restart, Swip};
+use crate::cache::{OptimisticRef, Restart, Swip, UnwrittenChange};
 use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
-use farleaf_index::together::all;
+use farleaf_index::together::{all, join};
 use farleaf_page::rules;
 use farleaf_page::{DescentProbe, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue};
 use farleaf_pool::remote::RemoteError;
@@ -37,12 +37,24 @@ enum EditProgress<'a, L: Layout> {
     Between(OptimisticRef<'a, L>, (usize, Swip)),
     /// Its leaf is not hot. Holds the leaf's parent, the slot there, and the leaf's address.
     Missing(OptimisticRef<'a, L>, usize, GlobalAddr),
+    /// It is done, but its answer has to wait (A1). Holds whether it has changed its leaf, whether
+    /// the leaf is now sparse, and what the answer waits for.
+    Unwritten(EditAnswer<OwnedValue<L>>, (bool, bool), UnwrittenChange),
     /// It must run alone.
     Alone,
     /// It has ended, and has left its leaf sparse.
     Sparse,
     /// It has ended.
     Done,
+}
+
+/// An answer that waits until what it reports is written (A1).
+struct UnwrittenAnswer<L: Layout> {
+    place: usize,
+    answer: EditAnswer<OwnedValue<L>>,
+    /// Whether the operation has changed its leaf.
+    changed: bool,
+    change: UnwrittenChange,
 }
 
 type EditGroup<'a, L> = SmallVec<[EditProgress<'a, L>; GROUP]>;
@@ -161,21 +173,37 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                     true => self.client.cache().seen(leaf.frame).unwrap_or(leaf),
                     false => leaf,
                 };
-                let ended =
-                    self.end_at(LeafLocation::Hot(leaf), edit, |answer| done(place, answer));
-                // A merge waits for memory servers; the operations after this one need not wait
-                // too.
-                *progress = match ended.await {
-                    Some(true) => EditProgress::Sparse,
-                    Some(false) => EditProgress::Done,
-                    None => EditProgress::Alone,
+                let place_of_leaf = LeafLocation::Hot(leaf);
+                let ended = self.run_at(place_of_leaf, DescentProbe::At(edit.key), *edit).await;
+                // A merge or a WRITE waits for memory servers; the operations after this one need
+                // not wait too. Changes of one leaf share a WRITE.
+                let (answer, changed, sparse, unwritten) = match ended {
+                    Ok((LeafOutcome::Nothing(answer), unwritten)) => {
+                        (answer, false, false, unwritten)
+                    }
+                    Ok((LeafOutcome::Changed { answer, sparse, .. }, unwritten)) => {
+                        (answer, true, sparse, unwritten)
+                    }
+                    Ok((LeafOutcome::Full, _)) | Err(_) => {
+                        *progress = EditProgress::Alone;
+                        continue;
+                    }
+                };
+                *progress = match unwritten {
+                    Some(unwritten) => {
+                        EditProgress::Unwritten(answer, (changed, sparse), unwritten)
+                    }
+                    None => {
+                        done(place, Ok(answer));
+                        if sparse { EditProgress::Sparse } else { EditProgress::Done }
+                    }
                 };
             }
         }
     }
 
-    /// Executes the operations whose leaves are not hot, and those that run alone. Merges the
-    /// leaves that operations have left sparse.
+    /// Executes the operations whose leaves are not hot, and those that run alone. Meanwhile waits
+    /// for the WRITEs of changed leaves. Merges the leaves that operations have left sparse.
     async fn finish_others<'a>(
         &'a self,
         edits: &[GroupEdit<'_, L>],
@@ -185,6 +213,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         for progress in group.iter() {
             if let EditProgress::Missing(_, _, address) = progress {
                 self.client.prefetch_for_fetch(*address);
+            }
+        }
+        let mut unwritten = Vec::new();
+        for (place, progress) in group.iter_mut().enumerate() {
+            if let EditProgress::Unwritten(..) = progress
+                && let EditProgress::Unwritten(answer, (changed, sparse), change) =
+                    std::mem::replace(progress, EditProgress::Done)
+            {
+                unwritten.push(UnwrittenAnswer { place, answer, changed, change });
+                if sparse {
+                    *progress = EditProgress::Sparse;
+                }
             }
         }
         let others = group.iter().zip(edits).enumerate().filter_map(|(place, (progress, edit))| {
@@ -208,10 +248,44 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 }
             })
         });
-        all(others).await;
+        if unwritten.is_empty() {
+            all(others).await;
+        } else {
+            join(self.answer_written(unwritten, done), all(others)).await;
+        }
     }
 
-    /// Executes an operation at its leaf. On completion, returns whether the leaf is now sparse.
+    /// Waits for the WRITEs of changed leaves, all in flight together, and answers (A1). Changes of
+    /// one leaf share a WRITE.
+    async fn answer_written(
+        &self,
+        answers: Vec<UnwrittenAnswer<L>>,
+        done: &impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
+    ) {
+        let begin = |answer: &UnwrittenAnswer<L>| self.client.begin_to_write(answer.change);
+        let posted: Vec<_> = answers.iter().filter_map(begin).collect();
+        for write in posted {
+            self.client.end_to_write(write).await;
+        }
+        let mut late = Vec::new();
+        for UnwrittenAnswer { place, answer, changed, change } in answers {
+            match self.client.is_written(change) {
+                true => done(place, Ok(answer)),
+                false => late.push(async move {
+                    let written = match changed {
+                        true => self.client.await_own(change).await,
+                        false => self.client.await_written(change).await,
+                    };
+                    done(place, written.map(|()| answer));
+                }),
+            }
+        }
+        if !late.is_empty() {
+            all(late).await;
+        }
+    }
+
+    /// Executes an operation at a leaf that is not hot. On completion, returns whether the leaf is now sparse.
     /// `None` if the operation must be retried; then nothing has happened.
     #[inline]
     async fn end_at(
@@ -221,15 +295,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         done: impl FnOnce(Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) -> Option<bool> {
         match self.run_at(leaf, DescentProbe::At(edit.key), *edit).await {
-            Ok(LeafOutcome::Nothing(answer)) => {
+            Ok((LeafOutcome::Nothing(answer), _)) => {
                 done(Ok(answer));
                 Some(false)
             }
-            Ok(LeafOutcome::Changed { answer, sparse, .. }) => {
+            Ok((LeafOutcome::Changed { answer, sparse, .. }, _)) => {
                 done(Ok(answer));
                 Some(sparse)
             }
-            Ok(LeafOutcome::Full) | Err(_) => None,
+            Ok((LeafOutcome::Full, _)) | Err(_) => None,
         }
     }
 }

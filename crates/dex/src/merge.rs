@@ -15,7 +15,7 @@ use super::DexIndex;
 use super::descend::DescentNode;
 use super::latched::LatchedNode;
 use super::split::ParentWrite;
-use crate::cache::{OptimisticRef, Restart, is_clean, mark_clean};
+use crate::cache::{OptimisticRef, Restart, is_clean, is_in_pool, mark_clean};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::PartState;
 use farleaf_index::{LiveCounters, Ownership};
@@ -134,6 +134,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if (shared && !self.fabric().breaks(rules::SHARED_NOT_MERGED))
             || !can_join(left.page, right.page)
         {
+            return Err(Restart::Busy);
+        }
+        if self.client.acknowledges_written() && right.is_leaf() && !is_in_pool(right.page) {
+            // Answers wait for changes of this frame, which a merge frees (A1).
+            let frame = right.frame;
+            drop((right, left, parent));
+            let _ = self.client.write_back(frame).await;
             return Err(Restart::Busy);
         }
         let (lower, upper) = (PageImage::of(left.page), PageImage::of(right.page));

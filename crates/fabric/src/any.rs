@@ -125,6 +125,7 @@ trait ErasedFabric {
     fn memory_servers(&self) -> u16;
     fn compute_server(&self) -> u16;
     fn depth(&self) -> usize;
+    fn tears(&self) -> bool;
 }
 
 /// A provider's endpoint as an object, and how its operations become [`AnyOp`]s. Not the endpoint
@@ -225,6 +226,10 @@ impl<F: Fabric, B: OpConverter<F>> ErasedFabric for ForeignEndpoint<F, B> {
 
     fn depth(&self) -> usize {
         self.0.depth()
+    }
+
+    fn tears(&self) -> bool {
+        self.0.tears()
     }
 }
 
@@ -390,6 +395,11 @@ impl Fabric for AnyFabric {
     #[inline]
     fn depth(&self) -> usize {
         with!(self, fabric => fabric.depth())
+    }
+
+    #[inline]
+    fn tears(&self) -> bool {
+        with!(self, fabric => fabric.tears())
     }
 
     #[inline(always)]

@@ -118,6 +118,13 @@ pub trait Fabric: Clone + 'static {
     /// Limit on operations in flight.
     fn depth(&self) -> usize;
 
+    /// Whether the death of a sender may leave a WRITE half landed. If not, a WRITE lands whole or
+    /// not at all, although a concurrent READ may see a part of it (F1).
+    #[inline(always)]
+    fn tears(&self) -> bool {
+        true
+    }
+
     /// Whether this endpoint's code breaks a rule on purpose. Only the simulator ever returns
     /// `true`, to show that its checkers detect the fault.
     #[inline(always)]

@@ -220,6 +220,13 @@ impl<'a, L: Layout> Page<'a, L> {
         self.store(SIBLING_WORD, note);
     }
 
+    /// Replaces the cache's note if it is `from`. Any thread may do so without the latch.
+    #[inline]
+    pub fn replace_note(self, from: u64, to: u64) -> bool {
+        let note = &self.words[SIBLING_WORD];
+        note.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
     /// Whether the page in its frame is marked as used. This is a hint for choosing victims.
     #[inline]
     pub fn is_marked(self) -> bool {

@@ -12,7 +12,7 @@
 //! *Thread safety*: a run is one thread.
 
 use crate::audit::{AuditedContents, Reader};
-use crate::checker::{CheckVerdict, check_kept, values_written};
+use crate::checker::{CheckVerdict, check_all_kept, check_kept, values_written};
 use crate::client::{self, ActiveClient, ObserverGuard, RunBoard, join_all};
 use crate::death::DeathAt;
 use crate::form::SimulatedLayout;
@@ -104,19 +104,28 @@ where
         run.flush(&cluster, &pool, |server| !died(server)).map_err(which)?;
         pool = restarted(&pool, died)?;
         found = run.audit(&cluster, &pool, &dying).map_err(which)?;
+        if scenario.acknowledges_written() && !found.damaged.is_empty() {
+            return Err(which(format!("the keys of damaged pages are lost: {:?}", found.damaged)));
+        }
         written.extend(values_written(&history));
         let any_value = (scenario.faults.tear_probability > 0.0).then_some(&written);
         let map = pool.map();
         let owner_of = |name| map.owner_of(L::key(&L::key_named(name)));
-        let kept = check_kept(
-            &history,
-            &found.contents,
-            &found.damaged,
-            any_value,
-            |key| died(owner_of(key)),
-            |client, key| run.flushes(round, client).is_none_or(|own| own == owner_of(key)),
-            spec.loses_ns,
-        );
+        let kept = || {
+            check_kept(
+                &history,
+                &found.contents,
+                &found.damaged,
+                any_value,
+                |key| died(owner_of(key)),
+                |client, key| run.flushes(round, client).is_none_or(|own| own == owner_of(key)),
+                spec.loses_ns,
+            )
+        };
+        let kept = match scenario.acknowledges_written() {
+            true => check_all_kept(&history, &found.contents),
+            false => kept(),
+        };
         match kept {
             CheckVerdict::Holds => {}
             CheckVerdict::Violated(report) | CheckVerdict::GaveUp(report) => {

@@ -276,6 +276,8 @@ pub const MUTANTS: &[Mutant] = &[
     seen("skips_fences", &["canary-dex-skipped-fences"]),
     seen("marks_blindly", &["random-dex-slow"]),
     seen("keeps_changed_copies", &["canary-dex-kept-copy"]),
+    seen("answers_before_write", &["dex-written"]),
+    seen("reads_unwritten", &["dex-written-reads"]),
     seen("overtakes_its_own_writes", &["random-dex-slow"]),
     seen("frees_frames_early", &["canary-dex-early-free"]),
     seen("rewrites_pages_without_reset", &["random-dex-lossy"]),

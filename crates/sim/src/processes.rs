@@ -670,7 +670,9 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
         let front = &self.fronts[usize::from(number)];
         // What one thread does for all.
         let worker = &workers[0];
-        let writes_back = self.spec.has_deaths() && !self.spec.forgets;
+        // With `acknowledge = cached` a death may lose what was answered.
+        let writes_back =
+            self.spec.has_deaths() && !self.spec.forgets && !self.scenario.acknowledges_written();
         let (queues, clients) = (front.open(), ProcessLife::new(writes_back));
         let ended = || self.board.is_over();
         let mut tasks: Vec<LocalBoxFuture<'_, ()>> = Vec::new();

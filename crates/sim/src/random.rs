@@ -14,7 +14,7 @@ use crate::scenario::{
     TableIndexSpec, Weights, WorkloadSpec,
 };
 use crate::workload;
-use farleaf_dex::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
+use farleaf_dex::cache::{AcknowledgeName, AdmissionName, CoolingName, OffloadName, VictimName};
 use rand::RngExt;
 use rand::rngs::Xoshiro256PlusPlus;
 
@@ -198,6 +198,7 @@ fn design(dice: &mut ScenarioRandom, design: &str, memory_servers: u16) -> Desig
             spare_compute_servers: dice.of(&[0, 0, 1, 2]),
             spare_memory_servers: dice.up_to(u64::from(memory_servers) - 1) as u16,
             write_back_ns: dice.of(&[0, 0, 50_000]),
+            acknowledge: AcknowledgeName::Cached,
             balance_window_ns: dice.of(&[0, 0, 20_000, 50_000]),
         },
     }

@@ -6,7 +6,9 @@
 use crate::process_spec::MAX_THREADS;
 pub use crate::process_spec::{DeathSpec, ProcessesSpec};
 use crate::registry::SCENARIOS;
-use farleaf_dex::cache::{AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName};
+use farleaf_dex::cache::{
+    AcknowledgeName, AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName,
+};
 use farleaf_dlsm::DlsmOptions;
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};
@@ -295,6 +297,9 @@ pub enum DesignSpec {
         /// back by age.
         #[serde(default)]
         write_back_ns: u64,
+        /// When changes are answered.
+        #[serde(default)]
+        acknowledge: AcknowledgeName,
         /// Interval for which load is counted before keys move away from the busiest compute
         /// server; 0 disables balancing.
         #[serde(default)]
@@ -669,6 +674,11 @@ pub enum DistributionSpec {
 }
 
 impl Scenario {
+    /// Whether an answer means that what it reports is in the memory servers.
+    pub(crate) fn acknowledges_written(&self) -> bool {
+        matches!(self.design, DesignSpec::Dex { acknowledge: AcknowledgeName::Written, .. })
+    }
+
     /// Serializes the scenario as a file's text.
     pub fn to_text(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| format!("# {error}\n"))

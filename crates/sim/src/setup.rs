@@ -100,6 +100,7 @@ pub(crate) fn dex_options<L: NamedLayout>(
         spare_memory_servers,
         balance_window_ns,
         write_back_ns,
+        acknowledge,
         ..
     } = scenario.design
     else {
@@ -113,6 +114,7 @@ pub(crate) fn dex_options<L: NamedLayout>(
         victims,
         offload,
         write_back_ns,
+        acknowledge,
         ..CacheOptions::default()
     };
     let names = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);

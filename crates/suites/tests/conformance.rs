@@ -3,7 +3,7 @@
 //! All providers open endpoints of one type, so each design is compiled once for all of them, as in
 //! the programs.
 
-use farleaf_dex::cache::{AdmissionName, CacheOptions, OffloadName};
+use farleaf_dex::cache::{AcknowledgeName, AdmissionName, CacheOptions, OffloadName};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::AnyConfig;
@@ -110,6 +110,7 @@ on_every_provider!(chime);
 on_every_provider!(sherman);
 on_every_provider!(smart);
 on_every_provider!(dex);
+on_every_provider!(dex_written);
 on_every_provider!(dlsm);
 
 fn range() -> CoarseOptions<u64> {
@@ -233,6 +234,23 @@ fn dex(provider: &AnyConfig) {
         let options = DexOptions::with_boundaries(boundaries, some);
         let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Fixed8, Dex, _>(&setup);
+    }
+}
+
+/// Answers wait until what they report is in the memory servers.
+fn dex_written(provider: &AnyConfig) {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
+    let half = vec![u64::MAX / 2];
+    for bytes in [0, 1 << 18] {
+        let acknowledge = AcknowledgeName::Written;
+        let cache = CacheOptions { bytes, acknowledge, ..CacheOptions::default() };
+        let options = DexOptions {
+            chunk_nodes_log2: 4,
+            placement_level: 1,
+            ..DexOptions::with_boundaries(half.clone(), cache)
+        };
+        let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
+        conformance::run::<Tiny, Dex, _>(&setup);
     }
 }
 

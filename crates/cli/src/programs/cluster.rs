@@ -12,10 +12,12 @@ use farleaf_cluster::compute::{boundaries_of, first_map};
 use farleaf_cluster::launch::{self, LaunchOptions};
 use farleaf_cluster::layouts::BlockSettings;
 use farleaf_cluster::records::{IndexName, PoolTransport};
+use farleaf_cluster::settings::check_acknowledge;
 use farleaf_cluster::stop::StopSignal;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
 use farleaf_command_line::{units, usage};
+use farleaf_dex::cache::AcknowledgeName;
 use farleaf_dlsm::MAX_SHARDS;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -66,6 +68,10 @@ pub(crate) struct ClusterArguments {
     /// flushed
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
+    /// Answer changes when they are `cached`, or when they are `written` to the memory servers, so
+    /// that the death of a compute server loses none; with --index dex
+    #[arg(long, value_name = "LEVEL", default_value_t)]
+    acknowledge: AcknowledgeName,
     /// Run this many worker threads in each compute server
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     compute_threads: u16,
@@ -172,13 +178,18 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
     let cache = flag("--cache-bytes", arguments.cache_bytes);
     let compute_threads = flag("--threads", arguments.compute_threads);
     let write_back = flag("--write-back-ms", arguments.write_back_ms);
-    let mut compute_flags = [&common[..], &cache, &write_back, &compute_threads].concat();
+    let acknowledge = flag("--acknowledge", arguments.acknowledge);
+    let mut compute_flags =
+        [&common[..], &cache, &write_back, &acknowledge, &compute_threads].concat();
     let BlockSettings { inline_bytes, cache_percent } = arguments.blocks.settings();
     compute_flags.extend(flag("--inline-bytes", inline_bytes));
     compute_flags.extend(flag("--block-cache-percent", cache_percent));
     let index = arguments.layout.index;
     if index == IndexName::Dex && (arguments.shards > 1 || arguments.most_shards > 0) {
         return usage("--shards and --most-shards are for --index dlsm");
+    }
+    if let Err(refusal) = check_acknowledge(arguments.acknowledge, arguments.transport, index) {
+        return usage(refusal.to_string());
     }
     let shards = usize::from(arguments.shards) * usize::from(arguments.compute_servers);
     if index == IndexName::Dlsm && shards > MAX_SHARDS {

@@ -7,7 +7,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::compute::{self, ComputeServerOptions};
 use farleaf_command_line::units;
-use farleaf_dex::cache::{CacheOptions, OffloadName};
+use farleaf_dex::cache::{AcknowledgeName, CacheOptions, OffloadName};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -63,6 +63,10 @@ pub(crate) struct ComputeServerArguments {
     /// waits until they are evicted or flushed
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
+    /// Answer changes when they are `cached`, or when they are `written` to the memory servers, so
+    /// that a crash loses none; with --index dex
+    #[arg(long, value_name = "LEVEL", default_value_t)]
+    acknowledge: AcknowledgeName,
     /// Offload these operations to memory servers when a node is not cached
     #[arg(long, value_name = "POLICY", default_value_t, value_parser = offload())]
     offload: OffloadName,
@@ -106,6 +110,7 @@ pub(crate) fn run(arguments: ComputeServerArguments) -> anyhow::Result<()> {
     let cache = CacheOptions {
         bytes: arguments.cache_bytes,
         offload: arguments.offload,
+        acknowledge: arguments.acknowledge,
         write_back_ns: u64::from(arguments.write_back_ms) * 1_000_000,
         ..CacheOptions::default()
     };

@@ -209,6 +209,8 @@ fn await_settings(
         let waits_for = match records::get::<SettingsRecord>(catalog, &keys.settings()) {
             Ok(Some((settings, _))) => {
                 settings::check_compute_number(options.number, settings.compute_servers)?;
+                let SettingsRecord { transport, index, .. } = settings;
+                settings::check_acknowledge(options.cache.acknowledge, transport, index)?;
                 return Ok(Some((settings.layout()?, settings.index)));
             }
             Ok(None) => "waiting for the cluster's settings".to_owned(),

@@ -13,9 +13,9 @@
 
 use super::transfers::{DependentFrame, UnresolvedFrame};
 use super::{
-    AttachOutcome, CoolOutcome, CoolingName, FrameCache, FrameId, FreeFrame, LeafAdmission,
-    MappedNode, MovingAverage, OffloadMark, OffloadName, OptimisticRef, RemoteIoMark, Restart,
-    is_clean, mark_clean,
+    AcknowledgeName, AttachOutcome, CoolOutcome, CoolingName, FrameCache, FrameId, FreeFrame,
+    LeafAdmission, MappedNode, MovingAverage, OffloadMark, OffloadName, OptimisticRef,
+    RemoteIoMark, Restart, UnwrittenChange, is_clean, mark_clean,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Section, ServerId, Work};
@@ -60,6 +60,8 @@ pub struct CacheClient<F: Fabric, L: Layout> {
     pub(super) settling: Cell<bool>,
     /// Frames that are written only after their parents (C24).
     pub(super) held: RefCell<Vec<DependentFrame>>,
+    /// When changes are answered.
+    pub(super) acknowledge: AcknowledgeName,
     /// Average duration of recent READs of nodes, if the offloading policy needs it.
     pub(crate) read_ns: Option<MovingAverage>,
 }
@@ -70,6 +72,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let timed = cache.options().offload == OffloadName::CostAware;
         Self {
             read_ns: timed.then(MovingAverage::default),
+            acknowledge: cache.options().acknowledge,
             cache,
             pages,
             kept: RefCell::default(),
@@ -488,7 +491,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             LeafOutcome::Nothing(_) | LeafOutcome::Full => None,
         };
         let is_full = matches!(outcome, LeafOutcome::Full);
-        self.admit_marked_leaf((free, mark), below, changed, is_full).await;
+        if let Some(unwritten) = self.admit_marked_leaf((free, mark), below, changed, is_full).await
+        {
+            Box::pin(self.await_own(unwritten)).await?;
+        }
         Ok(outcome)
     }
 
@@ -513,15 +519,17 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(free)
     }
 
-    /// Writes the `changed` words of a leaf through, and admits it.
+    /// Writes the `changed` words of a leaf through, and admits it. If the WRITE failed and the
+    /// answer must not leave before it has succeeded, returns what the answer waits for.
     async fn admit_marked_leaf<'a>(
         &'a self,
         (free, mark): (FreeFrame<'a, L>, RemoteIoMark<'a>),
         below: Option<(OptimisticRef<'_, L>, usize)>,
         changed: Option<PageWords>,
         is_full: bool,
-    ) {
+    ) -> Option<UnwrittenChange> {
         let page = free.page();
+        let mut unwritten = None;
         if let Some(words) = changed {
             LiveCounters::count(&self.counters.write_throughs);
             // If entries were trimmed, write the whole page.
@@ -537,6 +545,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 if let Restart::Failed(_) = restart {
                     self.may_land(free.frame(), page);
                 }
+                unwritten = self.unwritten_in(free.frame());
             }
         }
         let admit = match self.cache.admission.leaf(self.fabric().random()) {
@@ -562,6 +571,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 }
             }
         }
+        unwritten
     }
 
     /// Admits a dirty node: it must be hot (C11), with or without a parent.

@@ -8,10 +8,13 @@
 //! - C3. A frame's state changes only under its latch. Whether a WRITE of the frame is in flight is
 //!   a separate word: the thread that sets it does so under the latch, and clears it later with or
 //!   without the latch.
+//! - C27. A frame counts its changes, under its latch, and remembers the last one that is in the
+//!   pool. Both numbers go on when the frame gets another page. So a thread that waits for a change
+//!   to be written finishes, whatever the frame holds by then.
 //!
 //! *Thread safety*: any number of threads; words and headers are atomics.
 
-use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU8, AtomicU64, Ordering};
 use farleaf_fabric::{Buffer, Region, RegionError, prefetch, table};
 use farleaf_page::{Latch, Layout, Page};
 use std::fmt;
@@ -60,7 +63,7 @@ pub enum FrameState {
 }
 
 impl FrameState {
-    fn of(bits: u64) -> Self {
+    fn of(bits: u8) -> Self {
         match bits {
             0 => Self::Free,
             1 => Self::Hot,
@@ -76,7 +79,7 @@ const NO_PARENT: u64 = u64::MAX;
 #[derive(Debug)]
 struct FrameHeader {
     /// A [`FrameState`].
-    state: AtomicU64,
+    state: AtomicU8,
     /// Whether a WRITE of the frame's content is in flight. This is a separate word because other
     /// threads may change the state when the WRITE ends.
     writing: AtomicBool,
@@ -84,7 +87,14 @@ struct FrameHeader {
     parent: AtomicU64,
     /// For inner nodes: word 0 of the page in the pool, which a remote lock's CAS expects.
     remote_word: AtomicU64,
+    /// `[changed:32][written:32]`: the number of the last change, and of the last one in the pool
+    /// (C27).
+    changes: AtomicU64,
 }
+
+/// The number of a change of a frame. Numbers wrap around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameChange(u32);
 
 /// All frames of one compute server.
 pub struct FrameArena<L> {
@@ -104,10 +114,11 @@ impl<L: Layout> FrameArena<L> {
     pub fn new(frames: u32) -> Result<Self, RegionError> {
         let bytes = (frames as usize * L::page_words() * 8).next_multiple_of(4096);
         let header = |_| FrameHeader {
-            state: AtomicU64::new(FrameState::Free as u64),
+            state: AtomicU8::new(FrameState::Free as u8),
             writing: AtomicBool::new(false),
             parent: AtomicU64::new(NO_PARENT),
             remote_word: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
         };
         Ok(Self {
             memory: Arc::new(Region::new(bytes)?),
@@ -170,7 +181,7 @@ impl<L: Layout> FrameArena<L> {
     /// Sets the state, under the frame's latch (C3).
     pub fn set_state(&self, frame: FrameId, state: FrameState) {
         self.counting_detached(frame, |header| {
-            header.state.store(state as u64, Ordering::Relaxed);
+            header.state.store(state as u8, Ordering::Relaxed);
         });
     }
 
@@ -202,6 +213,31 @@ impl<L: Layout> FrameArena<L> {
     /// Marks the start (under the frame's latch) or the end of such a WRITE.
     pub fn set_writing(&self, frame: FrameId, writing: bool) {
         self.header(frame).writing.store(writing, Ordering::Release);
+    }
+
+    /// Counts a change of the frame, under its latch (C27).
+    pub(super) fn count_change(&self, frame: FrameId) {
+        self.header(frame).changes.fetch_add(1 << 32, Ordering::Release);
+    }
+
+    /// The last change of the frame. A thread that has seen a change of the page gets the number of
+    /// that change or of a later one.
+    pub fn last_change(&self, frame: FrameId) -> FrameChange {
+        FrameChange((self.header(frame).changes.load(Ordering::Acquire) >> 32) as u32)
+    }
+
+    /// Whether a change of the frame is in the pool.
+    pub fn is_written(&self, frame: FrameId, FrameChange(number): FrameChange) -> bool {
+        let written = self.header(frame).changes.load(Ordering::Acquire) as u32;
+        written.wrapping_sub(number) <= u32::MAX / 2
+    }
+
+    /// Records that all changes up to `change` are in the pool. Only the thread that has marked the
+    /// frame as being written does this, or one that holds the latch of a frame not marked so.
+    pub(super) fn set_written(&self, frame: FrameId, FrameChange(number): FrameChange) {
+        let written = |changes: u64| Some(changes >> 32 << 32 | u64::from(number));
+        let changes = &self.header(frame).changes;
+        let _ = changes.fetch_update(Ordering::Release, Ordering::Relaxed, written);
     }
 
     /// The parent that points, or pointed, to the frame. This is a hint.

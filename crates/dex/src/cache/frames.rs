@@ -832,6 +832,8 @@ impl<L: Layout> FrameCache<L> {
         debug_assert!(mapped, "C5");
         self.arena.set_state(frame, FrameState::Free);
         self.arena.set_parent(frame, None);
+        // C11, or a merge that has written them elsewhere. Who waits for them need not look again.
+        self.arena.set_written(frame, self.arena.last_change(frame));
         guard.keep();
         self.free_frame(frame)
     }

@@ -24,18 +24,22 @@ mod swip;
 mod transfers;
 mod turns;
 mod write_back;
+mod written;
 
 pub(crate) use ages::DirtyAges;
 pub use average::MovingAverage;
 pub use client::CacheClient;
 pub use cooling::{Cooling, CoolingBucket, CoolingMap, CoolingQueue};
+pub(crate) use dirty::is_in_pool;
+use dirty::mark_in_flight;
 pub use dirty::{dirty_words, is_clean, mark_clean, mark_dirty};
-pub use frame::{FrameArena, FrameId, FrameState};
+pub use frame::{FrameArena, FrameChange, FrameId, FrameState};
 pub use frames::{AttachOutcome, CoolOutcome, DirtyStats, FrameCache, FreeFrame, OptimisticRef};
 pub(crate) use mapping::OffloadMark;
 pub use mapping::{MappedNode, MappingTable, RemoteIoMark};
 pub use options::{
-    AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName, WriteBackName,
+    AcknowledgeName, AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName,
+    WriteBackName,
 };
 pub use owned::CurrentOwnedRange;
 pub use policy::{
@@ -45,3 +49,4 @@ pub use policy::{
 pub use restart::Restart;
 pub use swip::Swip;
 pub(crate) use turns::{CacheTurn, CacheTurns};
+pub(crate) use written::UnwrittenChange;

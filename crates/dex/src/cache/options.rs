@@ -121,6 +121,20 @@ pub enum WriteBackName {
 
 named!(WriteBackName, "words or pages", { Words: "words", Pages: "pages", });
 
+/// When a change is answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AcknowledgeName {
+    /// When it is in the cache. The death of the compute server loses changes that were not written
+    /// back yet.
+    #[default]
+    Cached,
+    /// When it is in the pool. The death of the compute server loses nothing that was answered.
+    Written,
+}
+
+named!(AcknowledgeName, "cached or written", { Cached: "cached", Written: "written", });
+
 /// A scan READs at most one leaf per this many frames at a time.
 const FRAMES_PER_LEAF_AHEAD: u32 = 8;
 
@@ -147,6 +161,8 @@ pub struct CacheOptions {
     /// [`farleaf_index::Background::WriteBack`] write nodes back before they have been dirty for
     /// this long. 0 means no limit: dirty nodes stay until their frames are needed.
     pub write_back_ns: u64,
+    /// When changes are answered.
+    pub acknowledge: AcknowledgeName,
     /// Maximum number of leaves that a scan READs together, if it needs that many and enough frames
     /// are free. With 1 it READs them one after the other.
     pub scan_ahead: u32,
@@ -164,6 +180,7 @@ impl Default for CacheOptions {
             offload: OffloadName::default(),
             write_back: WriteBackName::default(),
             write_back_ns: 0,
+            acknowledge: AcknowledgeName::default(),
             scan_ahead: 16,
         }
     }
@@ -241,5 +258,7 @@ mod tests {
         let (always, cost_aware) = (OffloadName::Always, OffloadName::CostAware);
         named(&[("never", OffloadName::Never), ("always", always), ("cost-aware", cost_aware)]);
         named(&[("words", WriteBackName::Words), ("pages", WriteBackName::Pages)]);
+        let (cached, written) = (AcknowledgeName::Cached, AcknowledgeName::Written);
+        named(&[("cached", cached), ("written", written)]);
     }
 }

@@ -23,14 +23,14 @@
 
 use super::transfers::{DependentFrame, UnresolvedFrame};
 use super::{
-    CacheClient, FrameId, MappedNode, Restart, WriteBackName, dirty_words, is_clean, mark_clean,
-    mark_dirty,
+    CacheClient, FrameChange, FrameId, MappedNode, OptimisticRef, Restart, WriteBackName,
+    dirty_words, is_clean, mark_dirty, mark_in_flight,
 };
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_index::LiveCounters;
 use farleaf_page::rules;
 use farleaf_page::{ExclusiveLatch, Layout, LockWord, MARK_WORD, Page, PageWords, SIBLING_WORD};
-use farleaf_pool::remote::{LogSlot, PageImage, RemoteError, SettleRight, all_done, both};
+use farleaf_pool::remote::{LogSlot, PageImage, RemoteError, SettleRight, both};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -42,18 +42,32 @@ const MAX_PAUSE_NS: u64 = 32_000_000;
 
 /// The WRITEs of a leaf's words, in order.
 struct PostedWords<F: Fabric> {
-    /// The heap, if other words refer to it, or an invalid stamp.
-    before: Option<F::Op<Buffer>>,
+    /// The heap, if other words refer to it, or an invalid stamp. Boxed, since it is rare.
+    before: Option<Box<F::Op<Buffer>>>,
     words: F::Op<Buffer>,
     /// The valid stamp, if `before` wrote an invalid one.
-    after: Option<F::Op<Buffer>>,
+    after: Option<Box<F::Op<Buffer>>>,
 }
 
 impl<F: Fabric> PostedWords<F> {
     /// Waits for all of them.
     async fn done(self) -> Result<(), FabricError> {
-        all_done(self.before.into_iter().chain([self.words]).chain(self.after)).await
+        let before = match self.before {
+            Some(before) => (*before).await.map(drop),
+            None => Ok(()),
+        };
+        let outcome = both(before, self.words.await.map(drop));
+        match self.after {
+            Some(after) => both(outcome, (*after).await.map(drop)),
+            None => outcome,
+        }
     }
+}
+
+/// The WRITE of a leaf's dirty words, posted.
+pub(crate) struct LeafWrite<'a, F: Fabric, L: Layout> {
+    posted: PostedWords<F>,
+    under_way: FrameWriteInFlight<'a, F, L>,
 }
 
 /// A WRITE of a frame in flight. If this is dropped before the WRITE has ended, the WRITE is in
@@ -61,12 +75,20 @@ impl<F: Fabric> PostedWords<F> {
 struct FrameWriteInFlight<'a, F: Fabric, L: Layout> {
     client: &'a CacheClient<F, L>,
     write: UnresolvedFrame,
+    /// The last change that it carries.
+    change: FrameChange,
 }
 
 impl<F: Fabric, L: Layout> FrameWriteInFlight<'_, F, L> {
     /// No part of the WRITE can still land.
     fn has_ended(self) {
         std::mem::forget(self);
+    }
+
+    /// All of the WRITE has landed.
+    fn has_arrived(self) {
+        self.client.cache.has_arrived(self.write.frame, self.change);
+        self.has_ended();
     }
 }
 
@@ -115,10 +137,12 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         // The last slot of a full leaf without records also ends at the end of the page.
         let is_layout =
             L::HAS_HEAP && words.end == L::page_words() && words.contains(&SIBLING_WORD);
-        if is_layout && !self.fabric().breaks(rules::LAYOUTS_MARKED) {
+        // One WRITE that lands whole leaves no half of a layout, even if this server dies.
+        let lands_whole = is_layout && self.acknowledges_written() && !self.fabric().tears();
+        if is_layout && !lands_whole && !self.fabric().breaks(rules::LAYOUTS_MARKED) {
             return self.post_layout(at, page, words);
         }
-        let Some(heap) = heap else {
+        let Some(heap) = heap.filter(|_| !lands_whole) else {
             let buffer = self.copy_out(page, words.clone())?;
             let words = self.fabric().write(place(&words), buffer);
             return Some(PostedWords { before: None, words, after: None });
@@ -130,7 +154,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let buffers = (self.copy_out(page, first.clone())?, self.copy_out(page, then.clone())?);
         let before = self.fabric().write(place(&first), buffers.0);
         let words = self.fabric().write(place(&then), buffers.1);
-        Some(PostedWords { before: Some(before), words, after: None })
+        Some(PostedWords { before: Some(Box::new(before)), words, after: None })
     }
 
     /// Posts the WRITEs of a leaf whose layout has changed: an invalid stamp, then the words, which
@@ -147,9 +171,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         first.set(0, wrong);
         body.set(SIBLING_WORD - words.start, wrong);
         let write = |word: usize, buffer| self.fabric().write(at.plus(word as u64 * 8), buffer);
-        let before = Some(write(SIBLING_WORD, first));
+        let before = Some(Box::new(write(SIBLING_WORD, first)));
         let words = write(words.start, body);
-        Some(PostedWords { before, words, after: Some(write(SIBLING_WORD, last)) })
+        Some(PostedWords { before, words, after: Some(Box::new(write(SIBLING_WORD, last))) })
     }
 
     /// WRITEs a leaf that nothing points to yet.
@@ -328,6 +352,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
     }
 
+    /// Marks `words` of a latched leaf as newer than in the pool, for an operation that waits until
+    /// they are written. So the age of the leaf is noted only if their WRITE fails.
+    #[inline]
+    pub(super) fn mark_to_write(&self, frame: FrameId, page: Page<'_, L>, words: PageWords) {
+        mark_dirty(page, self.to_write(words));
+        self.cache.arena().count_change(frame);
+    }
+
     /// Marks `words` of a node in a frame as newer than in the pool. Call it under the frame's
     /// latch.
     #[inline]
@@ -338,7 +370,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         words: impl Into<PageWords>,
     ) {
         let was_clean = is_clean(page);
-        mark_dirty(page, self.to_write(words.into()));
+        self.mark_to_write(frame, page, words.into());
         let ages = self.cache.ages();
         let forgets = self.fabric().breaks(rules::AGES_NOTED);
         if was_clean && ages.limit_ns() > 0 && !forgets {
@@ -362,19 +394,40 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if level > 0 {
             return self.write_back_inner(frame, at).await;
         }
+        self.end_leaf_write(self.begin_leaf_write(node)?).await
+    }
+
+    /// Posts the WRITE of a leaf's dirty words.
+    ///
+    /// # Errors
+    /// [`Restart::Busy`] if the leaf is clean or being written, latched or has changed, or if the
+    /// endpoint has no buffer left. Nothing has been posted.
+    pub(super) fn begin_leaf_write<'a>(
+        &'a self,
+        node: OptimisticRef<'a, L>,
+    ) -> Result<LeafWrite<'a, F, L>, Restart> {
         let guard = node.lock().ok_or(Restart::Busy)?;
-        let words = self.words_to_write(frame, node.page)?;
+        let words = self.words_to_write(node.frame, node.page)?;
         // Posted under the latch, awaited without it: `writing` keeps the node here (C14).
-        let posted = self.post_words(at, node.page, words).ok_or(Restart::Busy)?;
-        let under_way = self.begin_write_back(frame, node.page, words, guard);
+        let posted = self.post_words(node.page.address(), node.page, words);
+        let posted = posted.ok_or(Restart::Busy)?;
+        let under_way = self.begin_write_back(node.frame, node.page, words, guard);
+        Ok(LeafWrite { posted, under_way })
+    }
+
+    /// Waits for a WRITE of a leaf.
+    ///
+    /// # Errors
+    /// As [`CacheClient::write_back`].
+    pub(super) async fn end_leaf_write(&self, write: LeafWrite<'_, F, L>) -> Result<(), Restart> {
+        let LeafWrite { posted, under_way } = write;
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
             && let Err(error) = posted.done().await
         {
             self.settle_write_back(under_way, &error).await?;
             return Err(Restart::Busy);
         }
-        under_way.has_ended();
-        cache.arena().set_writing(frame, false);
+        under_way.has_arrived();
         Ok(())
     }
 
@@ -396,11 +449,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         guard: ExclusiveLatch<'_>,
     ) -> FrameWriteInFlight<'a, F, L> {
         let (at, since_ns) = (page.address(), self.cache.ages().since_ns(frame));
-        mark_clean(page);
+        let change = self.cache.arena().last_change(frame);
+        mark_in_flight(page);
         self.cache.arena().set_writing(frame, true);
         drop(guard);
         LiveCounters::count(&self.counters.write_backs);
-        FrameWriteInFlight { client: self, write: UnresolvedFrame { frame, at, words, since_ns } }
+        let write = UnresolvedFrame { frame, at, words, since_ns };
+        FrameWriteInFlight { client: self, write, change }
     }
 
     /// Marks a node dirty again after its WRITE failed or ended with an unknown outcome. The WRITE
@@ -439,8 +494,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             }
             return Err(restart);
         }
-        under_way.has_ended();
-        cache.arena().set_writing(frame, false);
+        under_way.has_arrived();
         Ok(())
     }
 
@@ -482,7 +536,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// (C24).
     pub(crate) fn hold_for(&self, frame: FrameId, parent: FrameId, parent_at: GlobalAddr) {
         if !self.fabric().breaks(rules::PARENTS_FIRST) {
-            self.cache.arena().set_writing(frame, true);
+            self.cache.is_held_back(frame);
             self.held.borrow_mut().push(DependentFrame { frame, parent, parent_at });
             self.pages().doubtful().set(true);
         }
@@ -573,7 +627,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 && let Some(place) = left.iter().position(|other| other.frame == frame)
             {
                 left.remove(place);
-                self.cache.arena().set_writing(frame, false);
+                self.cache.is_released(frame);
             }
         }
     }

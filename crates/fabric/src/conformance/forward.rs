@@ -44,5 +44,9 @@ macro_rules! forward_fabric {
         fn depth(&self) -> usize {
             self.$inner.depth()
         }
+
+        fn tears(&self) -> bool {
+            self.$inner.tears()
+        }
     };
 }

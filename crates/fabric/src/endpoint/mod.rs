@@ -109,6 +109,9 @@ pub trait Transport: Debug + Sized + 'static {
     /// not take effect without it (F3), or because its buffer is still lent.
     fn breaks_off(&self, slot: &OpSlot<Self::Progress>) -> bool;
 
+    /// Whether a WRITE of several words may stop half-way.
+    const TEARS: bool = true;
+
     /// Counts the doorbell of a verb.
     #[inline]
     fn ring(resources: &EndpointResources) {
@@ -585,5 +588,10 @@ impl<X: Transport> Fabric for Endpoint<X> {
     #[inline]
     fn depth(&self) -> usize {
         self.0.resources.settings.depth
+    }
+
+    #[inline]
+    fn tears(&self) -> bool {
+        X::TEARS
     }
 }

@@ -277,6 +277,10 @@ impl Fabric for LocalFabric {
     fn depth(&self) -> usize {
         self.endpoint.shared.config.depth
     }
+
+    fn tears(&self) -> bool {
+        false
+    }
 }
 
 impl LocalFabric {

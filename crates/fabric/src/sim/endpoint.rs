@@ -72,6 +72,7 @@ pub struct SimFabric {
     first: u16,
     memory_servers: u16,
     broken: Option<Rule>,
+    tears: bool,
 }
 
 #[derive(Debug)]
@@ -90,7 +91,8 @@ impl SimFabric {
             let opened = server.opened;
             (world.endpoints, world.memory.len(), opened, world.config.clone())
         };
-        let SimConfig { seed, depth, broken, .. } = config;
+        let SimConfig { seed, depth, broken, ref faults, .. } = config;
+        let tears = faults.tear_probability > 0.0;
         let buffers =
             BufferPool::new(depth, BUFFER_BYTES).expect("an endpoint's scratch buffers are small");
         let seed = seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -113,6 +115,7 @@ impl SimFabric {
             first: 0,
             memory_servers: u16::try_from(servers).unwrap_or(ServerId::LIMIT),
             broken,
+            tears,
         }
     }
 
@@ -444,6 +447,10 @@ impl Fabric for SimFabric {
 
     fn depth(&self) -> usize {
         self.depth
+    }
+
+    fn tears(&self) -> bool {
+        self.tears
     }
 
     fn breaks(&self, rule: Rule) -> bool {

@@ -46,6 +46,9 @@ impl Transport for Tcp {
     type Link = DialledLink<FrameQueue>;
     type HeldRead = NoHeldRead;
 
+    /// A memory server executes a WRITE when it has received all of it.
+    const TEARS: bool = false;
+
     fn settings(shared: &TcpClusterShared) -> EndpointSettings {
         let TcpConfig { role, depth, timeout_ns, seed, .. } = shared.config;
         EndpointSettings { role, memory_servers: shared.peers.count(), depth, timeout_ns, seed }

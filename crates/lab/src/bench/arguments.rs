@@ -11,7 +11,9 @@ use farleaf_bench::strings::KeyForm;
 use farleaf_bench::trace::FORMATS;
 use farleaf_bench::workload::{Distribution, OperationMix};
 use farleaf_command_line::units;
-use farleaf_dex::cache::{AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName};
+use farleaf_dex::cache::{
+    AcknowledgeName, AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName,
+};
 use farleaf_index::Boundaries;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -211,6 +213,10 @@ pub(crate) struct BenchArguments {
     /// WRITEs; 0 waits until they are evicted
     #[arg(long, value_name = "MS", default_value = "0")]
     pub(super) write_back_ms: u32,
+    /// Answer changes of the design `dex` when they are `cached`, or when they are `written` to the
+    /// memory servers, so that the death of a compute server loses none
+    #[arg(long, value_name = "LEVEL", default_value_t)]
+    pub(super) acknowledge: AcknowledgeName,
     /// Read at most this many leaves together in a scan of the design `dex`; 1 reads one after the
     /// other
     #[arg(long, value_name = "N", default_value = "16", value_parser = units::limited::<u32>(1, 1024))]

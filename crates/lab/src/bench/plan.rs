@@ -18,7 +18,7 @@ use farleaf_bench::workload::{HarnessDeviations, StreamConfig, WorkloadOperation
 use farleaf_command_line::output;
 use farleaf_command_line::usage;
 use farleaf_dex::DexOptions;
-use farleaf_dex::cache::CacheOptions;
+use farleaf_dex::cache::{AcknowledgeName, CacheOptions};
 use farleaf_fabric::local::LocalConfig;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
@@ -273,6 +273,7 @@ impl BenchPlan {
                             victims: arguments.victims,
                             offload: arguments.offload,
                             write_back: arguments.write_back,
+                            acknowledge: arguments.acknowledge,
                             scan_ahead: arguments.scan_ahead,
                             write_back_ns: u64::from(arguments.write_back_ms) * 1_000_000,
                             ..CacheOptions::default()
@@ -330,6 +331,9 @@ fn check(arguments: &BenchArguments, threads: u16, has_strings: bool) -> anyhow:
     }
     if arguments.write_back_ms > 0 && arguments.index != DesignName::Dex {
         return usage("--write-back-ms needs --index dex");
+    }
+    if arguments.acknowledge != AcknowledgeName::Cached && arguments.index != DesignName::Dex {
+        return usage("--acknowledge needs --index dex");
     }
     if arguments.shards > 1 && arguments.index != DesignName::Dlsm {
         return usage("--shards needs --index dlsm");

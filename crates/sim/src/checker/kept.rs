@@ -7,8 +7,11 @@
 //! returned. With write-back by age, the moment `loses_ns` before the end also counts as a flush.
 
 use super::CheckVerdict;
+use super::linearizable::{DEFAULT_BUDGET, check_linearizable};
 use super::observations::{ObservationStep, facts_by_key};
-use crate::history::{ClientAction, ClientOperation, History, OperationOutcome, StateFormatter};
+use crate::history::{
+    ClientAction, ClientOperation, History, HistoryMoment, OperationOutcome, StateFormatter,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Checks the contents `found` after a crash that ended `history`, except for the keys of `damaged`
@@ -76,6 +79,32 @@ pub fn check_kept(
         ));
     }
     CheckVerdict::Holds
+}
+
+/// Checks that a crash that ended `history` has lost nothing that was answered, not even what only
+/// a lookup has seen: reading `found` afterwards must fit the history.
+///
+/// # Errors
+/// What [`check_linearizable`] reports.
+pub fn check_all_kept(history: &History, found: &BTreeMap<u64, u64>) -> CheckVerdict {
+    let mut whole = history.clone();
+    let keys: BTreeSet<u64> =
+        facts_by_key(history, true).into_keys().chain(found.keys().copied()).collect();
+    let moments = |it: &ClientOperation| [Some(it.invoked), it.returned];
+    let last = history.operations.iter().flat_map(moments).flatten().max();
+    let last = last.unwrap_or(HistoryMoment { order: 0, at_ns: 0 });
+    let client = history.operations.iter().map(|it| it.client + 1).max().unwrap_or(0);
+    for (number, key) in (1..).zip(keys) {
+        let moment = |order| HistoryMoment { order: last.order + order, ..last };
+        whole.operations.push(ClientOperation {
+            client,
+            action: ClientAction::Get(key),
+            invoked: moment(2 * number),
+            returned: Some(moment(2 * number + 1)),
+            outcome: OperationOutcome::Value(found.get(&key).copied()),
+        });
+    }
+    check_linearizable(&whole, DEFAULT_BUDGET)
 }
 
 /// The order number of the first event within `loses_ns` before the last one.

@@ -15,7 +15,7 @@ mod scan;
 use crate::history::History;
 
 pub use flushed::check_flushed;
-pub use kept::{check_kept, values_written};
+pub use kept::{check_all_kept, check_kept, values_written};
 pub use linearizable::{DEFAULT_BUDGET, check_linearizable};
 pub use scan::{check_scans, check_snapshots};
 

@@ -11,6 +11,7 @@ mod coarse;
 mod dex;
 mod dex_load;
 mod dex_moves;
+mod dex_written;
 mod failed_loads;
 mod fine;
 mod fresh_nodes;

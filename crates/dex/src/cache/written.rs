@@ -1,0 +1,176 @@
+//! Answers that wait until what they report is in the pool (`--acknowledge written`), so that the
+//! death of the compute server loses nothing that it has answered.
+//!
+//! *Invariants* (`docs/internals/cache.md`)
+//! - A1. An answer leaves only when every change that it reports or has seen is in the memory
+//!   servers. So lookups and scans wait, too: also for a removal that they have seen.
+//! - A4. At most one WRITE of a leaf is in flight (C13). A waiter is released by a WRITE that began
+//!   after the change it waits for, and that carries all changes until then: many waiters of one
+//!   leaf share a WRITE.
+//!
+//! Who waits holds no latch. A waiter takes the number of the frame's last change while the page's
+//! version is known to be valid or under the latch. It posts the WRITE itself if none is in flight.
+//!
+//! *Thread safety*: belongs to its endpoint's thread.
+
+use super::dirty::{is_in_pool, mark_arrived, mark_in_flight};
+use super::write_back::LeafWrite;
+use super::{
+    AcknowledgeName, CacheClient, FrameCache, FrameChange, FrameId, OptimisticRef, Restart,
+};
+use farleaf_fabric::{Fabric, ServerId};
+use farleaf_page::{Layout, PageWords, rules};
+use farleaf_pool::remote::RemoteError;
+
+/// A change that an answer reports or has seen, and that the pool may lack.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnwrittenChange {
+    frame: FrameId,
+    change: FrameChange,
+    /// The memory server of the leaf.
+    server: ServerId,
+}
+
+impl<L: Layout> FrameCache<L> {
+    /// A WRITE of a frame has ended: all changes up to `change` are in the pool. Only the thread
+    /// that has marked the frame as being written calls this.
+    pub(super) fn has_arrived(&self, frame: FrameId, change: FrameChange) {
+        self.arena().set_written(frame, change);
+        mark_arrived(self.arena().page(frame));
+        self.arena().set_writing(frame, false);
+    }
+
+    /// Marks a latched node as one that is written only after its parent (C24). What it holds may
+    /// not be answered before, even if the node itself is clean.
+    pub(super) fn is_held_back(&self, frame: FrameId) {
+        let page = self.arena().page(frame);
+        if is_in_pool(page) {
+            mark_in_flight(page);
+            self.arena().count_change(frame);
+        }
+        self.arena().set_writing(frame, true);
+    }
+
+    /// The parent of a node that was held back is written.
+    pub(super) fn is_released(&self, frame: FrameId) {
+        let change = self.arena().last_change(frame);
+        if mark_arrived(self.arena().page(frame)) {
+            self.arena().set_written(frame, change);
+        }
+        self.arena().set_writing(frame, false);
+    }
+
+    /// Whether all changes of a node are in the pool.
+    fn is_frame_in_pool(&self, frame: FrameId) -> bool {
+        self.seen(frame).is_some_and(|node| is_in_pool(node.page) && node.is_valid())
+    }
+}
+
+impl<F: Fabric, L: Layout> CacheClient<F, L> {
+    /// Whether answers wait until what they report is in the pool.
+    #[inline]
+    pub(crate) fn acknowledges_written(&self) -> bool {
+        self.acknowledge == AcknowledgeName::Written
+    }
+
+    /// What an answer from `leaf` has to wait for, if it was read and not changed. Call it before
+    /// the leaf's version is validated, or under its latch.
+    #[inline]
+    pub(crate) fn unwritten_seen(&self, leaf: OptimisticRef<'_, L>) -> Option<UnwrittenChange> {
+        let waits = self.acknowledges_written() && !is_in_pool(leaf.page);
+        (waits && !self.fabric().breaks(rules::READS_AWAIT_WRITES))
+            .then(|| self.last_change_of(leaf))
+    }
+
+    /// Marks `words` of a latched leaf as changed. Returns what the answer has to wait for.
+    #[inline]
+    pub(crate) fn mark_changed(
+        &self,
+        leaf: OptimisticRef<'_, L>,
+        words: PageWords,
+    ) -> Option<UnwrittenChange> {
+        if !self.acknowledges_written() || self.fabric().breaks(rules::ANSWERS_AWAIT_WRITES) {
+            self.mark_dirty(leaf.frame, leaf.page, words);
+            return None;
+        }
+        self.mark_to_write(leaf.frame, leaf.page, words);
+        Some(self.last_change_of(leaf))
+    }
+
+    /// Posts the WRITE of a change, unless one of its leaf is in flight or must not be posted now.
+    #[inline]
+    pub(crate) fn begin_to_write(&self, unwritten: UnwrittenChange) -> Option<LeafWrite<'_, F, L>> {
+        let UnwrittenChange { frame, change, .. } = unwritten;
+        let node = self.cache.seen(frame)?;
+        let is_leaf = node.page.level() == 0 && node.is_valid();
+        (is_leaf && !self.cache.arena().is_written(frame, change))
+            .then(|| self.begin_leaf_write(node).ok())
+            .flatten()
+    }
+
+    /// Waits for a WRITE that [`CacheClient::begin_to_write`] has posted. If it fails, the leaf is
+    /// dirty again.
+    pub(crate) async fn end_to_write(&self, write: LeafWrite<'_, F, L>) {
+        let _ = self.end_leaf_write(write).await;
+    }
+
+    fn last_change_of(&self, leaf: OptimisticRef<'_, L>) -> UnwrittenChange {
+        let change = self.cache.arena().last_change(leaf.frame);
+        UnwrittenChange { frame: leaf.frame, change, server: leaf.page.address().server() }
+    }
+
+    /// The last change of a leaf that nothing else can change now.
+    pub(super) fn unwritten_in(&self, frame: FrameId) -> Option<UnwrittenChange> {
+        let server = self.cache.arena().page(frame).address().server();
+        let change = self.cache.arena().last_change(frame);
+        self.acknowledges_written().then_some(UnwrittenChange { frame, change, server })
+    }
+
+    /// Whether a change is known to be in the pool.
+    #[inline]
+    pub(crate) fn is_written(&self, unwritten: UnwrittenChange) -> bool {
+        self.cache.arena().is_written(unwritten.frame, unwritten.change)
+    }
+
+    /// Waits until a change is in the pool; posts its WRITE if none of its leaf is in flight.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if the memory server does not accept the WRITE. The leaf stays dirty and is
+    /// written later.
+    pub(crate) async fn await_written(
+        &self,
+        unwritten: UnwrittenChange,
+    ) -> Result<(), RemoteError> {
+        let UnwrittenChange { frame, change, .. } = unwritten;
+        let mut backoff = self.pages().backoff();
+        loop {
+            if self.cache.arena().is_written(frame, change) || self.cache.is_frame_in_pool(frame) {
+                return Ok(());
+            }
+            match self.write_back(frame).await {
+                Ok(()) => continue,
+                Err(Restart::Failed(error)) => return Err(error),
+                Err(_) => {}
+            }
+            if self.cache.arena().is_written(frame, change) {
+                return Ok(());
+            }
+            // A WRITE of the leaf is in flight, a thread has it latched, or its parent comes first.
+            if self.has_doubts() && self.is_settling_due() {
+                self.pages().settle_doubts().await;
+                let settled = self.settle_transfers().await;
+                self.has_settled(settled.is_ok());
+            }
+            self.before_retry(&mut backoff).await?;
+        }
+    }
+
+    /// Waits as [`CacheClient::await_written`] for a change that the caller has made.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`]: the change is in the cache, and may reach the pool.
+    pub(crate) async fn await_own(&self, unwritten: UnwrittenChange) -> Result<(), RemoteError> {
+        let written = self.await_written(unwritten).await;
+        written.map_err(|error| error.after_a_change(unwritten.server))
+    }
+}
