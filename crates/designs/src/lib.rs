@@ -51,8 +51,5 @@ compile!(Fixed8<CHOSEN>: Coarse, Fine, Hybrid, Smart, PSmart, Dex, Dlsm, Sharded
 compile!(Entries8<CHOSEN>: Sherman);
 compile!(Entries8<CHOSEN, true>: Chime);
 // Both: byte strings, and values in blocks.
-compile!(Bytes<CHOSEN>: Coarse, Fine, Hybrid, Sherman, Chime, Smart, PSmart, Dex);
-compile!(Bytes<CHOSEN>: Dlsm, ShardedDlsm);
-compile!(Bytes<CHOSEN>: Blocks<Coarse>, Blocks<Fine>, Blocks<Hybrid>, Blocks<Sherman>);
-compile!(Bytes<CHOSEN>: Blocks<PSherman>, Blocks<Chime>, Blocks<Smart>, Blocks<PSmart>);
-compile!(Bytes<CHOSEN>: Blocks<Dex>);
+compile!(Bytes<CHOSEN>: Coarse, Fine, Hybrid, Sherman, PSherman, Chime, Smart, PSmart, Dex);
+compile!(Bytes<CHOSEN>: Dlsm, ShardedDlsm, Blocks<Dex>);

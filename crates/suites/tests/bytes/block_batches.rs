@@ -2,19 +2,16 @@
 //! the operations one after the other.
 
 use super::blocks::with_blocks;
-use super::designs::{caches, dex, fine};
+use super::designs::{caches, dex};
 use farleaf_dex::Dex;
 use farleaf_dex::cache::{AdmissionName, CacheOptions};
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
+use farleaf_index::blocks::{BlockIndex, Blocks};
 use farleaf_index::{Design, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::{Bytes, EditAction, EditAnswer, LeafEdit, LengthError};
-use farleaf_suites::conformance::SuiteSetup;
-use farleaf_suites::providers::spent;
-use farleaf_suites::providers::{AnyProvider, sim};
+use farleaf_suites::providers::{sim, spent};
 use farleaf_suites::strings::StringModel;
-use farleaf_trees::fine::Fine;
 
 type Small = Bytes<128>;
 type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
@@ -110,14 +107,14 @@ fn in_model(model: &mut StringModel, edit: &Edit<'_>) -> EditAnswer<Vec<u8>> {
 }
 
 /// Random batches on few keys, so that most have several edits of one key.
-fn batches_are_like_single_operations<D: Design<Small>>(
-    mut setup: SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>,
-) {
+fn batches_are_like_single_operations(cache: CacheOptions) {
+    let provider = &sim(SimConfig::default());
+    let mut setup = with_blocks(dex(provider, cache));
     setup.options.most_lost = 5;
-    let cluster = setup.with_index::<Small, Blocks<D>>();
-    let compute = &<Blocks<D> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, Blocks<Dex>>();
+    let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<D> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+        let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
         let mut model = StringModel::new();
         // Some are stored in leaves, and some in blocks.
         let values: Vec<Vec<u8>> =
@@ -168,9 +165,5 @@ fn batches_are_like_single_operations<D: Design<Small>>(
 
 #[test]
 fn the_outcomes_of_a_batch_are_those_of_its_operations_in_turn() {
-    let provider = &sim(SimConfig::default());
-    batches_are_like_single_operations::<Fine>(with_blocks(fine(provider)));
-    for cache in caches() {
-        batches_are_like_single_operations::<Dex>(with_blocks(dex(provider, cache)));
-    }
+    caches().into_iter().for_each(batches_are_like_single_operations);
 }
