@@ -9,8 +9,8 @@
 #![forbid(unsafe_code)]
 
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::DexWithBlocks;
 use farleaf_dlsm::{Dlsm, ShardedDlsm};
-use farleaf_index::blocks::Blocks;
 use farleaf_index::{AnyCompute, AnyDesign, Design};
 use farleaf_page::{Bytes, CHOSEN, Entries8, Fixed8, Layout};
 use farleaf_trees::chime::Chime;
@@ -52,4 +52,4 @@ compile!(Entries8<CHOSEN>: Sherman);
 compile!(Entries8<CHOSEN, true>: Chime);
 // Both: byte strings, and values in blocks.
 compile!(Bytes<CHOSEN>: Coarse, Fine, Hybrid, Sherman, PSherman, Chime, Smart, PSmart, Dex);
-compile!(Bytes<CHOSEN>: Dlsm, ShardedDlsm, Blocks<Dex>);
+compile!(Bytes<CHOSEN>: Dlsm, ShardedDlsm, DexWithBlocks);

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_bench::sizing::RecordBytes;
 use farleaf_designs::CompiledDesign;
+use farleaf_dex::blocks::{BlockOptions, DexWithBlocks};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::AnyCluster;
@@ -16,7 +17,6 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, RpcService};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
-use farleaf_index::blocks::{BlockOptions, Blocks};
 use farleaf_index::{AnyDesign, Design};
 use farleaf_page::{Bytes, CHOSEN, Fixed8, OwnedKey};
 use farleaf_trees::chime::{Chime, ChimeOptions};
@@ -300,7 +300,7 @@ impl BenchLayout for Bytes<CHOSEN> {
             }
             None => all_inline,
         };
-        <Self as CompiledDesign<Blocks<Dex>>>::design(options)
+        <Self as CompiledDesign<DexWithBlocks>>::design(options)
     }
 }
 

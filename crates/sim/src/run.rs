@@ -24,12 +24,12 @@ use crate::takeover;
 use crate::workload;
 use farleaf_designs::CompiledDesign;
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::{DexWithBlocks, InBlocks};
 use farleaf_dlsm::Dlsm;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Provider};
 use farleaf_index::CacheCounters;
-use farleaf_index::blocks::{Blocks, InBlocks};
 use farleaf_index::{
     AnyCompute, AnyDesign, ByName, Design, InLeaves, IndexError, RangeIndex, ScanRequest,
 };
@@ -220,8 +220,8 @@ fn play_blocks(
         return processes::play::<WithBlocks, InBlocks>(scenario, spec, seed, board);
     }
     let options = block_options(inline_bytes, dex_options::<WithBlocks>(scenario)?);
-    let (servers, compute) = set_up::<WithBlocks, Blocks<Dex>>(scenario, &options)?;
-    let object = <WithBlocks as CompiledDesign<Blocks<Dex>>>::compute(compute.clone());
+    let (servers, compute) = set_up::<WithBlocks, DexWithBlocks>(scenario, &options)?;
+    let object = <WithBlocks as CompiledDesign<DexWithBlocks>>::compute(compute.clone());
     let movers = if *moves > 0 { usize::from(*movers) } else { 0 };
     let beside = async |fabric, number: usize| {
         let which = (seed, number as u64);

@@ -18,12 +18,12 @@ use farleaf_bench::workload::{HarnessDeviations, StreamConfig, WorkloadOperation
 use farleaf_command_line::output;
 use farleaf_command_line::usage;
 use farleaf_dex::DexOptions;
+use farleaf_dex::blocks::MAX_LOST;
 use farleaf_dex::cache::CacheOptions;
 use farleaf_fabric::local::LocalConfig;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
 use farleaf_index::DEFAULT_CACHE_BYTES;
-use farleaf_index::blocks::MAX_LOST;
 use farleaf_trees::fine::FineOptions;
 use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
 use farleaf_trees::smart::SmartOptions;

@@ -3,9 +3,9 @@
 use super::blocks::with_blocks;
 use super::designs::{caches, dex};
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::DexWithBlocks;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_index::blocks::Blocks;
 use farleaf_index::{Design, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_pool::wire::Refusal;
@@ -24,10 +24,10 @@ fn a_failed_load_leaves_no_block() {
     let provider = &local(LocalConfig::default());
     let mut setup = with_blocks(dex(provider, caches()[1]));
     setup.server.pool_bytes = 1 << 20;
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric, compute).await.unwrap();
         let in_use = || compute.usage().blocks_in_use;
 
         let mut unsorted = records(40, 500);

@@ -9,10 +9,10 @@
 use super::blocks::with_blocks;
 use super::designs::{caches, dex};
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::DexWithBlocks;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_index::blocks::Blocks;
 use farleaf_index::{Design, IndexError, RangeIndex};
 use farleaf_page::{Bytes, EditAction, LeafEdit};
 use farleaf_pool::remote::RpcClient;
@@ -21,7 +21,7 @@ use farleaf_suites::providers::{AnyProvider, local, sim};
 
 type Small = Bytes<128>;
 
-type Setup<'a> = SuiteSetup<'a, AnyProvider, <Blocks<Dex> as Design<Small>>::Options>;
+type Setup<'a> = SuiteSetup<'a, AnyProvider, <DexWithBlocks as Design<Small>>::Options>;
 
 fn small(provider: &AnyProvider) -> Setup<'_> {
     let mut setup = with_blocks(dex(provider, caches()[1]));
@@ -34,10 +34,10 @@ fn small(provider: &AnyProvider) -> Setup<'_> {
 
 /// 40 values of 4,000 bytes in 1 MiB; no number of lost blocks makes a flush due.
 fn replaces_at_the_brim(setup: &Setup<'_>, together: usize) {
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run(&[0; 16], |fabric, client| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric, compute).await.unwrap();
         for round in 0..60_usize {
             let value = vec![(client * 60 + round) as u8; 4_000];
             let keys: Vec<[u8; 1]> =
@@ -75,11 +75,11 @@ fn operations_beside_one_another_share_a_chunk() {
     for provider in [sim(SimConfig::default()), local(LocalConfig::default())] {
         let mut setup = small(&provider);
         setup.server.pool_bytes = 32 << 20;
-        let cluster = setup.with_index::<Small, Blocks<Dex>>();
-        let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+        let cluster = setup.with_index::<Small, DexWithBlocks>();
+        let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
         let allocated: u64 = cluster.run_one(|fabric| async move {
             let rpc = RpcClient::<_, Small>::new(fabric.clone());
-            let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
+            let index = <DexWithBlocks as Design<Small>>::open(fabric, compute).await.unwrap();
             let keys: Vec<[u8; 2]> = (0..128_u16).map(u16::to_be_bytes).collect();
             for keys in keys.chunks(64) {
                 let action = EditAction::Insert(&[7; 3_000][..]);
@@ -102,10 +102,10 @@ fn operations_beside_one_another_share_a_chunk() {
 fn free_blocks_become_larger_ones() {
     let provider = &sim(SimConfig::default());
     let setup = small(provider);
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric, compute).await.unwrap();
         let mut number = 0_u16;
         loop {
             match index.insert(&number.to_be_bytes(), &[7; 1_000]).await {

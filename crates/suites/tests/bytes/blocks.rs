@@ -4,10 +4,10 @@
 
 use super::designs::{caches, dex};
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::{BlockIndex, BlockOptions, DexWithBlocks};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
 use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::rules::KnownRule;
 use farleaf_page::{Bytes, EditAction, EditAnswer, LeafEdit, LengthError, MAX_BLOCK_BYTES};
@@ -50,7 +50,7 @@ fn providers() -> Vec<AnyProvider> {
 fn dex_conforms() {
     for provider in &providers() {
         for cache in caches() {
-            conformance::run::<Small, Blocks<Dex>, _>(&with_blocks(dex(provider, cache)));
+            conformance::run::<Small, DexWithBlocks, _>(&with_blocks(dex(provider, cache)));
         }
     }
 }
@@ -62,8 +62,8 @@ const LONG: u64 = 20_000;
 fn long_values_locally() {
     let provider = &local(LocalConfig::default());
     for cache in caches() {
-        random_operations::<128, Blocks<Dex>>(&with_blocks(dex(provider, cache)), 1_000, LONG);
-        loads::<128, Blocks<Dex>>(&with_blocks(dex(provider, cache)), 2_000);
+        random_operations::<128, DexWithBlocks>(&with_blocks(dex(provider, cache)), 1_000, LONG);
+        loads::<128, DexWithBlocks>(&with_blocks(dex(provider, cache)), 2_000);
     }
 }
 
@@ -72,9 +72,9 @@ fn long_values_simulated() {
     for seed in 0..3 {
         let provider = &rough(seed);
         for cache in caches() {
-            random_operations::<128, Blocks<Dex>>(&with_blocks(dex(provider, cache)), 400, LONG);
+            random_operations::<128, DexWithBlocks>(&with_blocks(dex(provider, cache)), 400, LONG);
         }
-        loads::<128, Blocks<Dex>>(&with_blocks(dex(provider, caches()[1])), 1_000);
+        loads::<128, DexWithBlocks>(&with_blocks(dex(provider, caches()[1])), 1_000);
     }
 }
 
@@ -85,12 +85,12 @@ fn a_block_costs_one_read_of_its_words_and_one_write() {
     for (length, reads) in [(400, 1), (4_096, 1), (4_097, 2), (20_001, 5)] {
         let mut setup = with_blocks(dex(provider, caches()[1]));
         (setup.options.cache_bytes, setup.options.most_lost) = (0, 1_000);
-        let cluster = setup.with_index::<Small, Blocks<Dex>>();
-        let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+        let cluster = setup.with_index::<Small, DexWithBlocks>();
+        let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
         let (key, value) = (&b"key"[..], &vec![7; length][..]);
         cluster.run_one(|fabric| async move {
             let index =
-                <Blocks<Dex> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+                <DexWithBlocks as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
             index.upsert(key, value).await.unwrap();
             let bytes = length.next_multiple_of(8) as u64;
             let get = async { assert_eq!(index.get(key).await.unwrap().unwrap(), value) };
@@ -116,15 +116,15 @@ fn a_cached_block_costs_no_read() {
     let provider = &sim(SimConfig::default());
     let mut setup = with_blocks(dex(provider, caches()[1]));
     setup.options.cache_bytes = 1 << 20;
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = || <Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = || <DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     let (first, second) = (&compute(), &compute());
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), first).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), first).await.unwrap();
         for number in 0..100_u8 {
             index.insert(&[number], &[number; 500]).await.unwrap();
         }
-        let all = async |index: &BlockIndex<_, _, Small>| {
+        let all = async |index: &BlockIndex<_, Small>| {
             for number in 0..100_u8 {
                 assert_eq!(index.get(&[number]).await.unwrap(), Some(vec![number; 500]));
             }
@@ -134,12 +134,12 @@ fn a_cached_block_costs_no_read() {
         index.flush().await.unwrap();
         drop(index);
         // In another process, the first round READs them and the second does not.
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), second).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), second).await.unwrap();
         all(&index).await;
         let counters = index.cache_counters();
         assert_eq!((counters.block_hits, counters.block_misses), (0, 100));
         assert_eq!(spent(&fabric, all(&index)).await.reads, 0);
-        assert!(<Blocks<Dex> as Design<Small>>::cached_bytes(second) > 50_000);
+        assert!(<DexWithBlocks as Design<Small>>::cached_bytes(second) > 50_000);
         // All keys in one call, including absent ones.
         let keys: Vec<[u8; 1]> = (0..200).map(|key| [key]).collect();
         let lookups: Vec<LeafEdit<&[u8], &[u8]>> =
@@ -160,10 +160,10 @@ fn replaced_blocks_are_used_again() {
     let mut setup = with_blocks(dex(provider, caches()[1]));
     setup.server.pool_bytes = 1 << 20;
     setup.options.chunk_bytes = 1 << 16;
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
         for round in 0..500_u64 {
             for key in 0..10_u8 {
                 index
@@ -192,10 +192,10 @@ fn the_limit_is_a_mebibyte() {
     let mut setup = with_blocks(dex(provider, caches()[1]));
     (setup.server.pool_bytes, setup.memory_servers) = (3 << 20, 1);
     setup.options.design.boundaries = vec![];
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric, compute).await.unwrap();
         let most = MAX_BLOCK_BYTES;
         let (longest, long) = (vec![5; most], vec![5; most + 1]);
         let error = IndexError::from(LengthError::Value { bytes: most + 1, most });
@@ -233,12 +233,12 @@ fn the_limit_is_a_mebibyte() {
 fn an_exchange_compares_values_and_not_what_is_stored() {
     let provider = &local(LocalConfig::default());
     let setup = &with_blocks(dex(provider, caches()[1]));
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
     cluster.run_one(|fabric| async move {
         let open = async |inline_bytes| {
             let options = BlockOptions { inline_bytes, ..setup.options.clone() };
-            let compute = <Blocks<Dex> as Design<Small>>::compute(&options).unwrap();
-            <Blocks<Dex> as Design<Small>>::open(fabric.clone(), &compute).await.unwrap()
+            let compute = <DexWithBlocks as Design<Small>>::compute(&options).unwrap();
+            <DexWithBlocks as Design<Small>>::open(fabric.clone(), &compute).await.unwrap()
         };
         let (one, two) = (vec![1; 40], vec![2; 40]);
         for (of_writer, of_exchanger) in [(64, 12), (12, 64)] {
@@ -275,11 +275,11 @@ fn value_after_a_crash(bug: Option<&str>, most_lost: usize) -> Result<Option<Vec
     let mut setup = with_blocks(dex(provider, caches()[1]));
     (setup.options.cache_bytes, setup.options.most_lost) = (0, most_lost);
     setup.options.design.boundaries = vec![];
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = || <Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = || <DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     let (first, second) = (&compute(), &compute());
     let mut found = cluster.run(&[0], |fabric, _| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), first).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), first).await.unwrap();
         index.insert(b"key", &[1; 300]).await.unwrap();
         index.flush().await.unwrap();
         index.upsert(b"key", &[2; 300]).await.unwrap();
@@ -288,7 +288,7 @@ fn value_after_a_crash(bug: Option<&str>, most_lost: usize) -> Result<Option<Vec
             index.insert(&[other], &[3; 300]).await.unwrap();
         }
         // The cache is lost at this point.
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric, second).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric, second).await.unwrap();
         index.get(b"key").await
     });
     found.pop().flatten().unwrap()
@@ -316,10 +316,10 @@ fn wrong_values(bug: Option<&str>) -> usize {
     let mut setup = with_blocks(dex(provider, caches()[1]));
     (setup.options.cache_bytes, setup.options.most_lost) = (0, 1);
     setup.options.design.boundaries = vec![];
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     let found = cluster.run(&[0, 1], |fabric, client| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
         let mut wrong = 0;
         for round in 0..300_u64 {
             let key = round as u8 % 8;

@@ -2,12 +2,12 @@
 //! frees, and what it refuses.
 
 use super::designs::{caches, dex};
+use farleaf_dex::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, MAX_MESSAGE_BYTES, ServerId};
-use farleaf_index::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_index::partition::{
     ComputeServer, LoadEnded, MapState, MapStore, PartitionMap, PutOutcome, ServedClients,
     ThreadQueue, Worker,

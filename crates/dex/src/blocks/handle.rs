@@ -5,13 +5,14 @@
 use super::below::{BlockReferences, WholeIndex};
 use super::cache::BlockCache;
 use super::shared::ValueBlocks;
-use crate::together::all;
-use crate::{
-    Background, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords, LeafEdit,
-    OPERATIONS_PER_BATCH, RangeIndex, Reshape, ReshapeCost, ScanRequest,
-};
-use crate::{CacheCounters, LiveCounters};
+use crate::Dex;
 use farleaf_fabric::Fabric;
+use farleaf_index::partition::RoutedIndex;
+use farleaf_index::together::all;
+use farleaf_index::{
+    Background, CacheCounters, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords,
+    LeafEdit, LiveCounters, OPERATIONS_PER_BATCH, RangeIndex, Reshape, ReshapeCost, ScanRequest,
+};
 use farleaf_page::{
     BlockRef, EditAction, Layout, LengthError, MAX_BLOCK_BYTES, StoredValue, stored_inline,
 };
@@ -33,9 +34,8 @@ pub(super) const BLOCKS_PER_BATCH: usize = OPERATIONS_PER_BATCH;
 const MEMORY_WAIT_NS: u64 = 1_500_000_000;
 
 /// A handle of an index with value blocks.
-#[derive(Debug)]
-pub struct BlockIndex<I, F: Fabric, L: Layout> {
-    pub(super) design: I,
+pub struct BlockIndex<F: Fabric, L: Layout> {
+    pub(super) design: RoutedIndex<Dex, F, L>,
     pub(super) values: ValueBlocks<F, L>,
 }
 
@@ -96,22 +96,17 @@ impl<'a> NewLeafValue<'a> {
     }
 }
 
-impl<I, F, L> BlockIndex<I, F, L>
-where
-    I: IndexAdmin<Key = [u8], Value = [u8]>,
-    F: Fabric,
-    L: Layout<Key = [u8], Value = [u8]>,
-{
-    pub(super) fn new(design: I, values: ValueBlocks<F, L>) -> Self {
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> BlockIndex<F, L> {
+    pub(super) fn new(design: RoutedIndex<Dex, F, L>, values: ValueBlocks<F, L>) -> Self {
         Self { design, values }
     }
 
-    /// The handle of the underlying design.
-    pub fn design(&self) -> &I {
+    /// The handle of the index without blocks.
+    pub fn design(&self) -> &RoutedIndex<Dex, F, L> {
         &self.design
     }
 
-    pub(super) fn over(&self) -> BlockOperations<'_, WholeIndex<'_, I>, F, L> {
+    pub(super) fn over(&self) -> BlockOperations<'_, WholeIndex<'_, F, L>, F, L> {
         self.values.over(WholeIndex(&self.design))
     }
 
@@ -459,12 +454,7 @@ where
     }
 }
 
-impl<I, F, L> RangeIndex for BlockIndex<I, F, L>
-where
-    I: IndexAdmin<Key = [u8], Value = [u8]>,
-    F: Fabric,
-    L: Layout<Key = [u8], Value = [u8]>,
-{
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> RangeIndex for BlockIndex<F, L> {
     type Key = [u8];
     type Value = [u8];
 
@@ -558,12 +548,7 @@ where
     }
 }
 
-impl<I, F, L> IndexAdmin for BlockIndex<I, F, L>
-where
-    I: IndexAdmin<Key = [u8], Value = [u8]>,
-    F: Fabric,
-    L: Layout<Key = [u8], Value = [u8]>,
-{
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> IndexAdmin for BlockIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         self.design.collect().await?;
         self.over().rest_lost().await

@@ -5,10 +5,9 @@
 
 use super::BlockOptions;
 use super::cache::BlockCache;
-use crate::IndexError;
-use crate::{CacheCounters, LiveCounters};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_index::{CacheCounters, IndexError, LiveCounters};
 use farleaf_page::Layout;
 use farleaf_pool::remote::{BlockClient, BlockSpace, BlockUsage};
 
@@ -22,7 +21,7 @@ pub struct SharedBlocks {
 }
 
 impl SharedBlocks {
-    /// Creates the state of an index without blocks. The options of the design do not matter.
+    /// Creates the state of an index without blocks. The other options do not matter.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if an option is out of range.

@@ -12,13 +12,12 @@
 use super::below::PartOfIndex;
 use super::handle::BlockOperations;
 use super::shared::{SharedBlocks, ValueBlocks};
-use crate::CacheCounters;
-use crate::together::all;
-use crate::{
-    EditAnswer, KeyedRecords, LeafEdit, PartIndex, PartValues, ReclaimOutcome, ScanEnd,
-    ScanRequest, ValueForm,
-};
 use farleaf_fabric::Fabric;
+use farleaf_index::together::all;
+use farleaf_index::{
+    CacheCounters, EditAnswer, KeyedRecords, LeafEdit, PartIndex, PartValues, ReclaimOutcome,
+    ScanEnd, ScanRequest, ValueForm,
+};
 use farleaf_page::{BlockRef, Layout, LengthError, StoredValue};
 use farleaf_pool::remote::{FormerStep, RemoteError, RpcClient};
 use farleaf_pool::wire::{RecordRoom, check_sent};

@@ -1,13 +1,13 @@
-//! Bulk loads. A design takes its records one by one and cannot wait for WRITEs meanwhile, so all
+//! Bulk loads. The index below takes its records one by one and cannot wait for WRITEs meanwhile, so all
 //! blocks are written first (blocks.X1), and the stored values are collected until then.
 //!
 //! *Thread safety*: the same as for the handle.
 
 use super::BlockIndex;
 use super::below::{BlockReferences, WholeIndex};
-use crate::together::all;
-use crate::{IndexAdmin, IndexError};
 use farleaf_fabric::Fabric;
+use farleaf_index::together::all;
+use farleaf_index::{IndexError, RangeIndex};
 use farleaf_page::{BlockRef, Layout, StoredValue};
 
 /// Blocks written together.
@@ -39,12 +39,7 @@ impl CollectedRecords {
     }
 }
 
-impl<I, F, L> BlockIndex<I, F, L>
-where
-    I: IndexAdmin<Key = [u8], Value = [u8]>,
-    F: Fabric,
-    L: Layout<Key = [u8], Value = [u8]>,
-{
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> BlockIndex<F, L> {
     pub(super) async fn load(
         &self,
         source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
@@ -56,7 +51,7 @@ where
             Err(error) => Err(error),
         };
         if let Err(error) = &loaded
-            && !WholeIndex::<I>::is_unknown(error)
+            && !WholeIndex::<F, L>::is_unknown(error)
         {
             // The index is empty, so no leaf refers to them.
             for (_, stored) in collected.records() {
@@ -80,7 +75,7 @@ where
             if together.is_empty() {
                 return Ok(());
             }
-            // Check the records before blocks are written for any that the design would refuse.
+            // Check the records before blocks are written for any that the index would refuse.
             for (key, value) in &together {
                 Self::check(key, value)?;
                 if last.as_ref().is_some_and(|last| last >= key) {
