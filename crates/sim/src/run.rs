@@ -24,7 +24,7 @@ use crate::takeover;
 use crate::workload;
 use farleaf_designs::CompiledDesign;
 use farleaf_dex::Dex;
-use farleaf_dex::blocks::{DexWithBlocks, InBlocks};
+use farleaf_dex::blocks::{BlockUsage, DexWithBlocks, InBlocks};
 use farleaf_dlsm::Dlsm;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
@@ -34,7 +34,6 @@ use farleaf_index::{
     AnyCompute, AnyDesign, ByName, Design, InLeaves, IndexError, RangeIndex, ScanRequest,
 };
 use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, NamedLayout, with_page_words};
-use farleaf_pool::remote::BlockUsage;
 use farleaf_pool::server::MemoryServer;
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::Coarse;

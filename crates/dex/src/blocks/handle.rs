@@ -4,7 +4,9 @@
 
 use super::below::{BlockReferences, WholeIndex};
 use super::cache::BlockCache;
+use super::client::BlockClient;
 use super::shared::ValueBlocks;
+use super::space::{AwaitedBlocks, UnendedBlock};
 use crate::Dex;
 use farleaf_fabric::Fabric;
 use farleaf_index::partition::RoutedIndex;
@@ -16,9 +18,7 @@ use farleaf_index::{
 use farleaf_page::{
     BlockRef, EditAction, Layout, LengthError, MAX_BLOCK_BYTES, StoredValue, stored_inline,
 };
-use farleaf_pool::remote::{
-    AwaitedBlocks, Backoff, BlockClient, MissCause, RemoteError, UnendedBlock,
-};
+use farleaf_pool::remote::{Backoff, MissCause, RemoteError};
 use std::borrow::{Borrow, Cow};
 use std::ops::Bound;
 

@@ -27,22 +27,26 @@
 mod batch;
 mod below;
 mod cache;
+mod client;
+mod former;
 mod handle;
 mod load;
 mod options;
 mod part;
 mod shared;
+mod space;
 
+pub use client::BlockClient;
 pub use handle::BlockIndex;
 pub use options::{BlockOptions, MAX_LOST};
 pub use part::InBlocks;
 pub use shared::{SharedBlocks, ValueBlocks};
+pub use space::{BlockSpace, BlockUsage};
 
 use crate::Dex;
 use farleaf_fabric::Fabric;
 use farleaf_index::{Design, IndexError, ValueForm};
 use farleaf_page::Layout;
-use farleaf_pool::remote::BlockUsage;
 
 /// DEX with value blocks.
 #[derive(Clone, Copy, Debug)]

@@ -10,6 +10,7 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::below::PartOfIndex;
+use super::former::FormerStep;
 use super::handle::BlockOperations;
 use super::shared::{SharedBlocks, ValueBlocks};
 use farleaf_fabric::Fabric;
@@ -19,7 +20,7 @@ use farleaf_index::{
     ScanEnd, ScanRequest, ValueForm,
 };
 use farleaf_page::{BlockRef, Layout, LengthError, StoredValue};
-use farleaf_pool::remote::{FormerStep, RemoteError, RpcClient};
+use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::wire::{RecordRoom, check_sent};
 use std::ops::Bound;
 

@@ -5,11 +5,12 @@
 
 use super::BlockOptions;
 use super::cache::BlockCache;
+use super::client::BlockClient;
+use super::space::{BlockSpace, BlockUsage};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::{CacheCounters, IndexError, LiveCounters};
 use farleaf_page::Layout;
-use farleaf_pool::remote::{BlockClient, BlockSpace, BlockUsage};
 
 /// The value blocks of one process: their space, and the cached ones.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 //! frees, and what it refuses.
 
 use super::designs::{caches, dex};
-use farleaf_dex::blocks::{BlockOptions, InBlocks, SharedBlocks};
+use farleaf_dex::blocks::{BlockClient, BlockOptions, BlockSpace, InBlocks, SharedBlocks};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
@@ -14,7 +14,7 @@ use farleaf_index::partition::{
 };
 use farleaf_index::{InLeaves, IndexError, ValueForm};
 use farleaf_page::{Bytes, EditAction, LeafEdit, LengthError, NamedLayout, SuperblockError};
-use farleaf_pool::remote::{BlockClient, BlockSpace, GRACE_NS};
+use farleaf_pool::remote::GRACE_NS;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode, MAX_VALUE_BYTES};
 use farleaf_suites::conformance::SuiteSetup;
