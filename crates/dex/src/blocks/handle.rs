@@ -183,6 +183,19 @@ where
         self.write_block(value).await.map(NewLeafValue::in_block)
     }
 
+    /// Writes the blocks of some records of a bulk load together. Returns what leaves shall store
+    /// for each, and its new block.
+    pub(super) async fn store_all(
+        &self,
+        records: &[(Vec<u8>, Vec<u8>)],
+    ) -> Vec<Result<(Vec<u8>, Option<BlockRef>), B::Error>> {
+        let stored = records.iter().map(async |(key, value)| {
+            let new = self.store(key, value).await?;
+            Ok((new.stored.into_owned(), new.block))
+        });
+        all(stored).await
+    }
+
     /// Keeps or frees the blocks of an edit that has ended, depending on its outcome.
     async fn settle(
         &self,

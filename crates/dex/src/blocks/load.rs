@@ -6,12 +6,11 @@
 use super::BlockIndex;
 use super::below::{BlockReferences, WholeIndex};
 use farleaf_fabric::Fabric;
-use farleaf_index::together::all;
 use farleaf_index::{IndexError, RangeIndex};
-use farleaf_page::{BlockRef, Layout, StoredValue};
+use farleaf_page::{Layout, StoredValue};
 
-/// Blocks written together.
-const BLOCKS_PER_BATCH: usize = 16;
+/// Records whose blocks are written together.
+pub(super) const LOADED_PER_BATCH: usize = 16;
 
 /// Keys and the stored values for them, one after the other, in few allocations.
 #[derive(Default)]
@@ -71,7 +70,7 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> BlockIndex<F, L> {
         let mut position = 0;
         let mut last: Option<Vec<u8>> = None;
         loop {
-            let together = source.by_ref().take(BLOCKS_PER_BATCH).collect::<Result<Vec<_>, _>>()?;
+            let together = source.by_ref().take(LOADED_PER_BATCH).collect::<Result<Vec<_>, _>>()?;
             if together.is_empty() {
                 return Ok(());
             }
@@ -83,20 +82,11 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> BlockIndex<F, L> {
                 }
                 (last, position) = (Some(key.clone()), position + 1);
             }
-            let over = self.over();
-            let written = together.iter().map(async |(key, value)| match over.inline(key, value) {
-                Some(_) => Ok(None),
-                None => over.write_block(value).await.map(|(block, _)| Some(block)),
-            });
-            let written: Vec<Result<Option<BlockRef>, IndexError>> = all(written).await;
+            let written = self.over().store_all(&together).await;
             let mut outcome = Ok(());
-            for ((key, value), block) in together.iter().zip(written) {
-                match block {
-                    Ok(Some(block)) => collected.push(key, &block.to_stored()),
-                    Ok(None) => {
-                        let stored = over.inline(key, value);
-                        collected.push(key, stored.as_deref().unwrap_or_default());
-                    }
+            for ((key, _), stored) in together.iter().zip(written) {
+                match stored {
+                    Ok((stored, _)) => collected.push(key, &stored),
                     Err(error) => outcome = Err(error),
                 }
             }
