@@ -5,10 +5,9 @@
 
 use crate::config::ConfigError;
 use crate::text::Textual;
-use farleaf_index::blocks::{BlockOptions, InBlocks, SharedBlocks};
+use farleaf_dex::blocks::{BlockOptions, BlockUsage, InBlocks, SharedBlocks};
 use farleaf_index::{InLeaves, IndexError, ValueForm};
 use farleaf_page::{Bytes, Fixed8, Layout};
-use farleaf_pool::remote::BlockUsage;
 use farleaf_pool::wire::MAX_VALUE_BYTES;
 use std::fmt;
 

@@ -9,8 +9,8 @@
 #![forbid(unsafe_code)]
 
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::DexWithBlocks;
 use farleaf_dlsm::{Dlsm, ShardedDlsm};
-use farleaf_index::blocks::Blocks;
 use farleaf_index::{AnyCompute, AnyDesign, Design};
 use farleaf_page::{Bytes, CHOSEN, Entries8, Fixed8, Layout};
 use farleaf_trees::chime::Chime;
@@ -51,8 +51,5 @@ compile!(Fixed8<CHOSEN>: Coarse, Fine, Hybrid, Smart, PSmart, Dex, Dlsm, Sharded
 compile!(Entries8<CHOSEN>: Sherman);
 compile!(Entries8<CHOSEN, true>: Chime);
 // Both: byte strings, and values in blocks.
-compile!(Bytes<CHOSEN>: Coarse, Fine, Hybrid, Sherman, Chime, Smart, PSmart, Dex);
-compile!(Bytes<CHOSEN>: Dlsm, ShardedDlsm);
-compile!(Bytes<CHOSEN>: Blocks<Coarse>, Blocks<Fine>, Blocks<Hybrid>, Blocks<Sherman>);
-compile!(Bytes<CHOSEN>: Blocks<PSherman>, Blocks<Chime>, Blocks<Smart>, Blocks<PSmart>);
-compile!(Bytes<CHOSEN>: Blocks<Dex>);
+compile!(Bytes<CHOSEN>: Coarse, Fine, Hybrid, Sherman, PSherman, Chime, Smart, PSmart, Dex);
+compile!(Bytes<CHOSEN>: Dlsm, ShardedDlsm, DexWithBlocks);

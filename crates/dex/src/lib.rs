@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod background;
+pub mod blocks;
 pub mod cache;
 mod change;
 mod descend;

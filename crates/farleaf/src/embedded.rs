@@ -6,6 +6,7 @@ use crate::engine::{AnyEngine, DriverEngine, InProcessDriver};
 use crate::error::{Error, ErrorCause};
 use crate::index::Index;
 use crate::request::RequestServer;
+use farleaf_dex::blocks::{BlockOptions, DexWithBlocks};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::executor::Executor;
@@ -13,7 +14,6 @@ use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::{AnyFabric, Cluster, ServerId};
 use farleaf_index::DEFAULT_CACHE_BYTES;
 use farleaf_index::Design;
-use farleaf_index::blocks::{BlockOptions, Blocks};
 use farleaf_page::{Bytes, Fixed8, Layout, OwnedKey};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use std::num::NonZero;
@@ -122,9 +122,9 @@ impl Embedded {
     /// As for [`Embedded::open`].
     pub fn open_bytes(options: EmbeddedOptions) -> Result<Index<[u8]>, Error> {
         match options.page_bytes {
-            1024 => index_of::<Bytes<128>, Blocks<Dex>, [u8]>(options, BlockOptions::new),
-            2048 => index_of::<Bytes<256>, Blocks<Dex>, [u8]>(options, BlockOptions::new),
-            4096 => index_of::<Bytes<512>, Blocks<Dex>, [u8]>(options, BlockOptions::new),
+            1024 => index_of::<Bytes<128>, DexWithBlocks, [u8]>(options, BlockOptions::new),
+            2048 => index_of::<Bytes<256>, DexWithBlocks, [u8]>(options, BlockOptions::new),
+            4096 => index_of::<Bytes<512>, DexWithBlocks, [u8]>(options, BlockOptions::new),
             _ => Err(invalid("an embedded index has pages of 1024, 2048 or 4096 bytes")),
         }
     }

@@ -4,12 +4,10 @@ use crate::data::KeyKind;
 use crate::error::{Error, ErrorCause};
 use farleaf_cluster::client::ClusterClient;
 use farleaf_cluster::layouts::ClusterLayout;
+use farleaf_dex::blocks::BlockIndex;
 use farleaf_fabric::Fabric;
-use farleaf_index::blocks::BlockIndex;
 use farleaf_index::partition::RoutedIndex;
-use farleaf_index::{
-    Exchange, IndexAdmin, IndexError, OwnedForm, Partitioned, RangeIndex, ScanRequest,
-};
+use farleaf_index::{Exchange, IndexError, OwnedForm, Partitioned, RangeIndex, ScanRequest};
 use farleaf_page::{Layout, check_records};
 use std::borrow::Borrow;
 use std::fmt;
@@ -91,9 +89,8 @@ where
     }
 }
 
-impl<I, F, L> RequestServer<[u8]> for BlockIndex<I, F, L>
+impl<F, L> RequestServer<[u8]> for BlockIndex<F, L>
 where
-    I: IndexAdmin<Key = [u8], Value = [u8]> + 'static,
     F: Fabric,
     L: Layout<Key = [u8], Value = [u8]>,
 {

@@ -50,8 +50,8 @@ pub trait Design<L: Layout>: Copy + Debug + Send + Sync + 'static {
         }
     }
 
-    /// Opens the index on the memory servers, wherever its values are. For designs above this one,
-    /// which know that, and for tools that do not look at values.
+    /// Opens the index on the memory servers, wherever its values are. For DEX with value blocks,
+    /// which knows that, and for tools that do not look at values.
     fn open_handle<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,

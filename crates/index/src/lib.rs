@@ -1,5 +1,5 @@
 //! What all index designs have in common: the traits that they implement, the partitioning of keys
-//! among compute servers, the client, and values in blocks. The designs are in crates above.
+//! among compute servers, and the client. The designs are in crates above.
 //!
 //! A key's way leads through [`partition`], or for other programs through [`client`], to a design.
 //! `together` runs futures of one task concurrently, for scans and multi-gets.
@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 
 mod admin;
-pub mod blocks;
 mod bulk;
 mod by_name;
 mod cache_counters;
@@ -43,9 +42,9 @@ pub use partitioned::{
     BuiltContent, BulkBuilder, PartIndex, PartPool, PartState, Partitioned, ReleasedKeys,
 };
 pub use range_index::{
-    Exchange, KeyedRecords, OwnedForm, RangeIndex, RecordOf, RecordsOf, ScanRequest,
+    Exchange, KeyedRecords, OPERATIONS_PER_BATCH, OwnedForm, RangeIndex, RecordOf, RecordsOf,
+    ScanRequest, rounds,
 };
-pub(crate) use range_index::{OPERATIONS_PER_BATCH, rounds};
 pub use reshape::{KeyRange, Reshape, ReshapeCost};
 pub use values::{InLeaves, InTables, PartValues, ReclaimOutcome, ScanEnd, ValueForm};
 

@@ -12,7 +12,7 @@ use std::ops::{Bound, RangeBounds};
 
 /// Maximum number of operations of one `multi_get` or `execute_all` in flight, unless a design
 /// defines another limit.
-pub(crate) const OPERATIONS_PER_BATCH: usize = 32;
+pub const OPERATIONS_PER_BATCH: usize = 32;
 
 /// An ordered key-value index, as one client sees it.
 ///
@@ -230,7 +230,7 @@ async fn execute_in_rounds<I: RangeIndex + ?Sized>(
 
 /// For each operation, the number of earlier operations on the same key: operations with the same
 /// number may overlap. All zero if nothing changes.
-pub(crate) fn rounds<K: ?Sized + Eq, V: ?Sized>(
+pub fn rounds<K: ?Sized + Eq, V: ?Sized>(
     edits: &[LeafEdit<&K, &V>],
 ) -> SmallVec<[usize; OPERATIONS_PER_BATCH]> {
     if !edits.iter().any(LeafEdit::changes) {

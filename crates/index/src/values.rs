@@ -1,5 +1,5 @@
 //! Where the compute servers of a partitioned index keep values: in leaves, or longer ones in
-//! blocks beside them ([`super::blocks`]).
+//! blocks beside them, as DEX's crate has them.
 //!
 //! A [`ValueForm`] is chosen once for an index, by type, and all compute servers must have the same
 //! one. [`InLeaves`] adds nothing to an operation.

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use farleaf_bench::single_machine::{SingleMachine, SingleMachineOptions};
 use farleaf_bench::sizing::RecordBytes;
 use farleaf_designs::CompiledDesign;
+use farleaf_dex::blocks::{BlockOptions, DexWithBlocks};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::AnyCluster;
@@ -16,9 +17,8 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, RpcService};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
-use farleaf_index::blocks::{BlockOptions, Blocks};
 use farleaf_index::{AnyDesign, Design};
-use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, OwnedKey};
+use farleaf_page::{Bytes, CHOSEN, Fixed8, OwnedKey};
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
 use farleaf_trees::fine::{Fine, FineOptions};
@@ -189,7 +189,7 @@ pub(crate) struct IndexOptions<K = u64> {
     pub(crate) shards: Vec<K>,
     /// Pool size of a design that has all its memory in one place.
     pub(crate) single_pool_bytes: usize,
-    /// Which byte strings are in value blocks, if any.
+    /// Which byte strings DEX keeps in value blocks, if any.
     pub(crate) blocks: Option<ValueBlockOptions>,
 }
 
@@ -264,46 +264,35 @@ impl Provider for FabricConfig {
     }
 }
 
-/// A layout of benchmarks: all designs are compiled for it, and know where its values can be.
+/// A layout of benchmarks: all designs are compiled for it.
 pub(crate) trait BenchLayout:
-    PlaceForDesign<Coarse>
-    + PlaceForDesign<Fine>
-    + PlaceForDesign<Hybrid>
-    + PlaceForDesign<Sherman>
-    + PlaceForDesign<PSherman>
-    + PlaceForDesign<Chime>
-    + PlaceForDesign<Smart>
-    + PlaceForDesign<PSmart>
-    + PlaceForDesign<Dex>
+    CompiledDesign<Coarse>
+    + CompiledDesign<Fine>
+    + CompiledDesign<Hybrid>
+    + CompiledDesign<Sherman>
+    + CompiledDesign<PSherman>
+    + CompiledDesign<Chime>
+    + CompiledDesign<Smart>
+    + CompiledDesign<PSmart>
     + CompiledDesign<Dlsm>
     + CompiledDesign<ShardedDlsm>
 {
+    /// DEX, with its values where the layout has place for them.
+    fn dex(
+        options: DexOptions<OwnedKey<Self>>,
+        blocks: Option<ValueBlockOptions>,
+    ) -> AnyDesign<Self>;
 }
 
-impl BenchLayout for Fixed8 {}
-impl BenchLayout for Bytes<CHOSEN> {}
-
-/// A layout with design `D`, and with its values where the layout has place for them.
-pub(crate) trait PlaceForDesign<D: Design<Self>>: Layout {
-    /// The design with these options.
-    fn placed(options: D::Options, blocks: Option<ValueBlockOptions>) -> AnyDesign<Self>;
-}
-
-impl<D: Design<Self>> PlaceForDesign<D> for Fixed8
-where
-    Self: CompiledDesign<D>,
-{
-    fn placed(options: D::Options, _blocks: Option<ValueBlockOptions>) -> AnyDesign<Self> {
-        <Self as CompiledDesign<D>>::design(options)
+impl BenchLayout for Fixed8 {
+    fn dex(options: DexOptions<u64>, _blocks: Option<ValueBlockOptions>) -> AnyDesign<Self> {
+        <Self as CompiledDesign<Dex>>::design(options)
     }
 }
 
 /// Values may be in blocks, and are where no page can hold them.
-impl<D: Design<Self>> PlaceForDesign<D> for Bytes<CHOSEN>
-where
-    Self: CompiledDesign<Blocks<D>>,
-{
-    fn placed(options: D::Options, blocks: Option<ValueBlockOptions>) -> AnyDesign<Self> {
+impl BenchLayout for Bytes<CHOSEN> {
+    fn dex(options: DexOptions<Vec<u8>>, blocks: Option<ValueBlockOptions>) -> AnyDesign<Self> {
         let all_inline = BlockOptions::all_inline(options);
         let options = match blocks {
             Some(ValueBlockOptions { inline_bytes, cache_bytes }) => {
@@ -311,7 +300,7 @@ where
             }
             None => all_inline,
         };
-        <Self as CompiledDesign<Blocks<D>>>::design(options)
+        <Self as CompiledDesign<DexWithBlocks>>::design(options)
     }
 }
 
@@ -320,39 +309,39 @@ pub(crate) fn design<L: BenchLayout>(
     design: DesignName,
     options: &IndexOptions<OwnedKey<L>>,
 ) -> AnyDesign<L> {
-    let (boundaries, blocks) = (options.boundaries.clone(), options.blocks);
+    let boundaries = options.boundaries.clone();
     match design {
         DesignName::Coarse => {
             let partitioning = match options.partitioning {
                 PartitioningName::Range => Partitioning::Range { boundaries },
                 PartitioningName::Hash => Partitioning::Hash,
             };
-            <L as PlaceForDesign<Coarse>>::placed(CoarseOptions { partitioning }, blocks)
+            <L as CompiledDesign<Coarse>>::design(CoarseOptions { partitioning })
         }
         // Nodes are placed on the servers in turn, whatever the boundaries are.
-        DesignName::Fine => <L as PlaceForDesign<Fine>>::placed(options.fine, blocks),
-        DesignName::Hybrid => <L as PlaceForDesign<Hybrid>>::placed(
-            HybridOptions::with_boundaries(boundaries),
-            blocks,
-        ),
-        DesignName::Sherman => <L as PlaceForDesign<Sherman>>::placed(options.entrywise, blocks),
+        DesignName::Fine => <L as CompiledDesign<Fine>>::design(options.fine),
+        DesignName::Hybrid => {
+            let options = HybridOptions::with_boundaries(boundaries);
+            <L as CompiledDesign<Hybrid>>::design(options)
+        }
+        DesignName::Sherman => <L as CompiledDesign<Sherman>>::design(options.entrywise),
         DesignName::PSherman => {
             let boundaries = options.dex.boundaries.clone();
             let options = PShermanOptions { sherman: options.entrywise, boundaries };
-            <L as PlaceForDesign<PSherman>>::placed(options, blocks)
+            <L as CompiledDesign<PSherman>>::design(options)
         }
         DesignName::Chime => {
             let mut tree = options.entrywise;
             // Leaves with byte strings have no guesses.
             let hot_bytes = if L::HAS_HEAP { 0 } else { options.hot_bytes.min(tree.cache_bytes) };
             tree.cache_bytes -= hot_bytes;
-            <L as PlaceForDesign<Chime>>::placed(ChimeOptions { tree, hot_bytes }, blocks)
+            <L as CompiledDesign<Chime>>::design(ChimeOptions { tree, hot_bytes })
         }
-        DesignName::Smart => <L as PlaceForDesign<Smart>>::placed(options.smart, blocks),
+        DesignName::Smart => <L as CompiledDesign<Smart>>::design(options.smart),
         DesignName::PSmart => {
             let boundaries = options.dex.boundaries.clone();
             let options = PSmartOptions { smart: options.smart, boundaries };
-            <L as PlaceForDesign<PSmart>>::placed(options, blocks)
+            <L as CompiledDesign<PSmart>>::design(options)
         }
         // Long values are in its tables.
         DesignName::Dlsm if options.shards.is_empty() => {
@@ -367,7 +356,7 @@ pub(crate) fn design<L: BenchLayout>(
             let all = ShardedOptions::with_boundaries(boundaries, server);
             <L as CompiledDesign<ShardedDlsm>>::design(ShardedOptions { within, ..all })
         }
-        DesignName::Dex => <L as PlaceForDesign<Dex>>::placed(options.dex.clone(), blocks),
+        DesignName::Dex => L::dex(options.dex.clone(), options.blocks),
         DesignName::Local => {
             let options = SingleMachineOptions::with_pool_bytes(options.single_pool_bytes);
             AnyDesign::of::<SingleMachine>(options)

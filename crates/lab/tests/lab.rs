@@ -276,13 +276,10 @@ fn every_design_runs_on_byte_strings() {
 fn the_report_has_the_settings_and_counters_of_value_blocks() {
     let size = ["--keys", "4k", "--operations", "2k", "--json", "-"];
     let read = ["--workload", "read-only", "--compute-servers", "2"];
-    let report = |index: &str, more: &[&str]| {
-        let what = ["bench", "--index", index, "--fabric", "sim", "--key-form", "ycsb"];
-        json(&[&what[..], &size, &read, more].concat())
-    };
+    let report = |more: &[&str]| json(&[&STRINGS[..], &size, &read, more].concat());
     let values = ["--value-bytes", "300", "--inline-bytes", "100"];
     let cached = ["--cache-percent", "40", "--block-cache-percent", "60"];
-    let dex = report("dex", &[&values[..], &cached].concat());
+    let dex = report(&[&values[..], &cached].concat());
     let blocks = &dex["blocks"];
     assert_eq!((&blocks["inline_bytes"], &blocks["cache_percent"]), (&100.into(), &60.into()));
     let each = dex["cache_bytes_per_compute_server"].as_u64().unwrap();
@@ -292,12 +289,21 @@ fn the_report_has_the_settings_and_counters_of_value_blocks() {
     assert!((hits + misses - 1.0).abs() < 1e-9, "each lookup needs a block: {blocks}");
     assert!(hits > 0.1 && misses > 0.1 && (number("hit_ratio") - hits).abs() < 1e-9, "{blocks}");
 
-    let coarse = report("coarse", &values);
-    let blocks = &coarse["blocks"];
+    let uncached = report(&[&values[..], &["--block-cache-percent", "0"]].concat());
+    let blocks = &uncached["blocks"];
     assert_eq!((&blocks["cache_percent"], &blocks["cache_bytes"]), (&0.into(), &0.into()));
     assert_eq!((&blocks["hits"], &blocks["misses"]), (&0.0.into(), &1.0.into()));
-    assert_eq!(coarse["per_operation"]["reads"], 1.0, "the blocks");
-    assert!(report("coarse", &["--value-bytes", "100"]).get("blocks").is_none());
+    assert!(report(&["--value-bytes", "100"]).get("blocks").is_none());
+}
+
+#[test]
+fn designs_without_value_blocks_say_so() {
+    let designs = ["coarse", "fine", "hybrid", "sherman", "p-sherman", "chime", "smart", "p-smart"];
+    for index in designs.into_iter().chain(["dlsm", "local"]) {
+        let blocks = ["--key-form", "ycsb", "--inline-bytes", "100"];
+        let line = error(2, &[&["bench", "--index", index][..], &blocks].concat());
+        assert!(line.contains(&format!("{index} has no values in blocks")), "{line}");
+    }
 }
 
 #[test]

@@ -7,15 +7,14 @@ use crate::inspect::{ExpectedState, InspectedPool, NamedRecords, ProcessShards};
 use crate::scenario::Scenario;
 use crate::setup::{block_options, dex_options, sharded_options};
 use farleaf_designs::CompiledDesign;
+use farleaf_dex::blocks::{BlockUsage, DexWithBlocks, InBlocks, SharedBlocks};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, ShardedDlsm};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
-use farleaf_index::blocks::{Blocks, InBlocks, SharedBlocks};
 use farleaf_index::partition::{ComputePool, ComputeServer, end_former_incarnation};
 use farleaf_index::{AnyCompute, Design, InLeaves, IndexError, Partitioned, ValueForm};
 use farleaf_page::{BlockRef, Bytes, CHOSEN, Fixed8, Layout, NamedLayout, OwnedKey, StoredValue};
-use farleaf_pool::remote::BlockUsage;
 use farleaf_trees::chime::Chime;
 use farleaf_trees::coarse::Coarse;
 use farleaf_trees::fine::Fine;
@@ -137,24 +136,26 @@ impl<L: SimulatedLayout> IndexForm<L> for InLeaves {
 
 impl<L> IndexForm<L> for InBlocks
 where
-    L: SimulatedLayout + Layout<Key = [u8], Value = [u8]> + CompiledDesign<Blocks<Dex>>,
+    L: SimulatedLayout + Layout<Key = [u8], Value = [u8]> + CompiledDesign<DexWithBlocks>,
 {
     type Design = Dex;
     type Values = Self;
-    type Reader = Blocks<Dex>;
+    type Reader = DexWithBlocks;
     type Inspector = InspectedPool<L>;
 
     fn options(scenario: &Scenario) -> Result<DexOptions<OwnedKey<L>>, String> {
         dex_options::<L>(scenario)
     }
 
-    fn reader_options(scenario: &Scenario) -> Result<<Blocks<Dex> as Design<L>>::Options, String> {
+    fn reader_options(
+        scenario: &Scenario,
+    ) -> Result<<DexWithBlocks as Design<L>>::Options, String> {
         let options = <InLeaves as IndexForm<L>>::reader_options(scenario)?;
         Ok(block_options(scenario.cluster.inline_bytes.unwrap_or(usize::MAX), options))
     }
 
-    fn reader(compute: &<Blocks<Dex> as Design<L>>::Compute) -> AnyCompute<L> {
-        <L as CompiledDesign<Blocks<Dex>>>::compute(compute.clone())
+    fn reader(compute: &<DexWithBlocks as Design<L>>::Compute) -> AnyCompute<L> {
+        <L as CompiledDesign<DexWithBlocks>>::compute(compute.clone())
     }
 
     fn shared(scenario: &Scenario) -> Result<SharedBlocks, IndexError> {
@@ -176,7 +177,7 @@ where
 
     fn held(
         inspector: &InspectedPool<L>,
-        _reader: &<Blocks<Dex> as Design<L>>::Compute,
+        _reader: &<DexWithBlocks as Design<L>>::Compute,
         expect: ExpectedState,
     ) -> Result<NamedRecords, String> {
         inspector.look(expect)

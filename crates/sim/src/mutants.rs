@@ -154,7 +154,7 @@ pub const MUTANTS: &[Mutant] = &[
         &["random-fine-slow", "random-hybrid-slow"],
         "the same, and its versions go on (V3), so that no lock by an old copy succeeds",
     ),
-    seen("refers_before_block", &["fine-blocks-faults", "dex-blocks-faults"]),
+    seen("refers_before_block", &["dex-blocks-faults"]),
     seen("reclaims_blocks_of_leaves", &["processes-blocks-lives"]),
     unseen(
         "ends_rounds_early",
@@ -163,7 +163,7 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     seen("reclaims_shared_blocks", &["processes-blocks-lives-moves"]),
     seen("frees_blocks_early", &["processes-blocks-moves", "processes-blocks-die"]),
-    seen("believes_blocks", &["fine-blocks-slow-reads"]),
+    seen("believes_blocks", &["dex-blocks-slow-reads"]),
     seen("restarts_versions", &["hybrid-late-locks"]),
     seen("uses_dead_pages", &["hybrid-slow-collect", "random-fine-slow", "random-hybrid-slow"]),
     seen("locks_whatever_is_there", &["random-fine-slow", "random-hybrid-slow"]),

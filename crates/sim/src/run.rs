@@ -24,17 +24,16 @@ use crate::takeover;
 use crate::workload;
 use farleaf_designs::CompiledDesign;
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::{BlockUsage, DexWithBlocks, InBlocks};
 use farleaf_dlsm::Dlsm;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Provider};
 use farleaf_index::CacheCounters;
-use farleaf_index::blocks::{BlockOptions, Blocks, InBlocks};
 use farleaf_index::{
     AnyCompute, AnyDesign, ByName, Design, InLeaves, IndexError, RangeIndex, ScanRequest,
 };
 use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, NamedLayout, with_page_words};
-use farleaf_pool::remote::BlockUsage;
 use farleaf_pool::server::MemoryServer;
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::Coarse;
@@ -213,60 +212,23 @@ fn play_blocks(
     board: &RunBoard,
     inline_bytes: usize,
 ) -> Result<(), String> {
-    match &scenario.design {
-        DesignSpec::Coarse { partitioning } => {
-            let design = coarse_options::<WithBlocks>(scenario, *partitioning);
-            let options = block_options(inline_bytes, design);
-            play_with_blocks::<Coarse>(scenario, seed, board, &options)
-        }
-        DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
-            let design = fine_options(*chunk_nodes_log2, *leaves_per_head);
-            let options = block_options(inline_bytes, design);
-            play_with_blocks::<Fine>(scenario, seed, board, &options)
-        }
-        DesignSpec::Hybrid { chunk_nodes_log2 } => {
-            let design = hybrid_options::<WithBlocks>(scenario, *chunk_nodes_log2);
-            let options = block_options(inline_bytes, design);
-            play_with_blocks::<Hybrid>(scenario, seed, board, &options)
-        }
-        DesignSpec::Dlsm { .. } => Err("dLSM has no value blocks".to_owned()),
-        DesignSpec::Smart { .. } => Err("smart has no value blocks".to_owned()),
-        DesignSpec::Sherman { .. } => Err("sherman's scenarios have no value blocks".to_owned()),
-        DesignSpec::Chime { .. } => Err("chime's scenarios have no value blocks".to_owned()),
-        DesignSpec::Dex { moves, movers, .. } => {
-            if let Some(spec) = &scenario.processes {
-                return processes::play::<WithBlocks, InBlocks>(scenario, spec, seed, board);
-            }
-            let options = block_options(inline_bytes, dex_options::<WithBlocks>(scenario)?);
-            let (servers, compute) = set_up::<WithBlocks, Blocks<Dex>>(scenario, &options)?;
-            let object = <WithBlocks as CompiledDesign<Blocks<Dex>>>::compute(compute.clone());
-            let movers = if *moves > 0 { usize::from(*movers) } else { 0 };
-            let beside = async |fabric, number: usize| {
-                let which = (seed, number as u64);
-                mover(fabric, compute.design(), board, scenario, which).await;
-            };
-            let beside = (movers, beside);
-            let cluster = simulate(scenario, seed, board, &servers, &object, beside);
-            count_blocks(scenario, board, &cluster, &object, || compute.usage())
-        }
+    let DesignSpec::Dex { moves, movers, .. } = &scenario.design else {
+        return Err("only DEX has value blocks".to_owned());
+    };
+    if let Some(spec) = &scenario.processes {
+        return processes::play::<WithBlocks, InBlocks>(scenario, spec, seed, board);
     }
-}
-
-/// Runs a scenario with value blocks on a design whose keys do not move.
-fn play_with_blocks<De: Design<WithBlocks>>(
-    scenario: &Scenario,
-    seed: u64,
-    board: &RunBoard,
-    options: &BlockOptions<De::Options>,
-) -> Result<(), String>
-where
-    WithBlocks: CompiledDesign<Blocks<De>>,
-{
-    let (servers, compute) = set_up::<WithBlocks, Blocks<De>>(scenario, options)?;
-    let object = <WithBlocks as CompiledDesign<Blocks<De>>>::compute(compute.clone());
-    let beside = (0, async |_, _| ());
+    let options = block_options(inline_bytes, dex_options::<WithBlocks>(scenario)?);
+    let (servers, compute) = set_up::<WithBlocks, DexWithBlocks>(scenario, &options)?;
+    let object = <WithBlocks as CompiledDesign<DexWithBlocks>>::compute(compute.clone());
+    let movers = if *moves > 0 { usize::from(*movers) } else { 0 };
+    let beside = async |fabric, number: usize| {
+        let which = (seed, number as u64);
+        mover(fabric, compute.design(), board, scenario, which).await;
+    };
+    let beside = (movers, beside);
     let cluster = simulate(scenario, seed, board, &servers, &object, beside);
-    count_blocks(scenario, board, &cluster, &object, || compute.usage())
+    count_blocks(scenario, board, &cluster, &object, compute.usage())
 }
 
 /// Compares the blocks in use with the values that need one, after a run in which every operation
@@ -276,7 +238,7 @@ fn count_blocks(
     board: &RunBoard,
     cluster: &SimCluster<MemoryServer<WithBlocks>>,
     compute: &AnyCompute<WithBlocks>,
-    usage: impl Fn() -> BlockUsage,
+    usage: BlockUsage,
 ) -> Result<(), String> {
     let is_certain = scenario.allowed_errors.is_empty()
         && scenario.faults.kill_compute_server.is_empty()
@@ -295,7 +257,6 @@ fn count_blocks(
     };
     let inline_bytes = scenario.cluster.inline_bytes.unwrap_or_default();
     let needed = records.iter().filter(|(_, value)| value.len() > inline_bytes).count() as u64;
-    let usage = usage();
     match usage.blocks_in_use == needed {
         true => Ok(()),
         false => Err(format!("at the end, {needed} values need blocks, but there are {usage:?}")),

@@ -165,7 +165,7 @@ pub struct ClusterSpec {
     /// The kind of keys and values.
     #[serde(default)]
     pub keys: KeysSpec,
-    /// For byte strings: values longer than this are in blocks. If it is not set, the design has no
+    /// For byte strings in DEX: values longer than this are in blocks. If it is not set, there are no
     /// blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inline_bytes: Option<usize>,
@@ -740,11 +740,9 @@ impl Scenario {
             KeysSpec::Bytes => BYTES_PAGE_WORDS,
         };
         if cluster.inline_bytes.is_some() {
-            let balances = matches!(self.design, DesignSpec::Dex { balance_window_ns: 1.., .. });
-            let has_tables = matches!(self.design, DesignSpec::Dlsm { .. });
-            if cluster.keys != KeysSpec::Bytes || self.crash.is_some() || balances || has_tables {
-                let what = "inline_bytes needs byte strings and a design with leaves, without \
-                    crashes and balancing";
+            let is_dex = matches!(self.design, DesignSpec::Dex { balance_window_ns: 0, .. });
+            if cluster.keys != KeysSpec::Bytes || self.crash.is_some() || !is_dex {
+                let what = "inline_bytes needs byte strings and DEX, without crashes and balancing";
                 return Err(what.to_owned());
             }
         }

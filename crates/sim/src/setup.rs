@@ -8,6 +8,7 @@ use crate::spread::SpreadNames;
 use crate::workload;
 use farleaf_designs::CompiledDesign;
 use farleaf_dex::DexOptions;
+use farleaf_dex::blocks::BlockOptions;
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dlsm::{
     CompactionPlace, DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedOptions,
@@ -16,7 +17,6 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Provider, ServerId};
-use farleaf_index::blocks::BlockOptions;
 use farleaf_index::partition::MAX_MOVE_NS;
 use farleaf_index::{AnyDesign, BalanceOptions, IndexError, Naming};
 use farleaf_page::table::IndexKind;

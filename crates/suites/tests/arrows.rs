@@ -13,11 +13,8 @@ type Folder = (&'static str, &'static [&'static str]);
 const FOLDERS: [(&str, &[Folder]); 6] = [
     ("page", &[(".", &["bytes"]), ("bytes", &["."]), ("radix", &["."]), ("table", &[])]),
     ("pool", &[(".", &[]), ("wire", &[]), ("server", &["wire"]), ("remote", &["wire"])]),
-    (
-        "index",
-        &[(".", &[]), ("blocks", &["."]), ("partition", &["."]), ("client", &["partition", "."])],
-    ),
-    ("dex", &[(".", &["cache"]), ("cache", &[])]),
+    ("index", &[(".", &[]), ("partition", &["."]), ("client", &["partition", "."])]),
+    ("dex", &[(".", &["cache"]), ("blocks", &["."]), ("cache", &[])]),
     (
         "dlsm",
         &[

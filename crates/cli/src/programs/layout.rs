@@ -9,7 +9,7 @@ use farleaf_cluster::layouts::{BlockSettings, ClusterLayout, LayoutName};
 use farleaf_cluster::records::IndexName;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_command_line::{units, usage};
-use farleaf_index::blocks::BlockOptions;
+use farleaf_dex::blocks::BlockOptions;
 use farleaf_page::{Bytes, Fixed8, Layout, OwnedKey, OwnedValue};
 use farleaf_pool::wire::check_sent;
 use std::path::Path;

@@ -5,6 +5,7 @@
 use super::ComputeServerOptions;
 use crate::layouts::ClusterLayout;
 use crate::text::Textual;
+use farleaf_dex::blocks::BlockUsage;
 use farleaf_dex::cache::{CacheOptions, DirtyStats};
 use farleaf_dex::{Dex, DexOptions, DexServer};
 use farleaf_dlsm::{
@@ -13,7 +14,6 @@ use farleaf_dlsm::{
 use farleaf_fabric::sync::Arc;
 use farleaf_index::{InTables, IndexError, Partitioned, ValueForm};
 use farleaf_page::OwnedKey;
-use farleaf_pool::remote::BlockUsage;
 
 /// What the threads of a compute server share of its values.
 pub(super) type SharedValues<L, D> = <<D as ClusterDesign<L>>::Values as ValueForm<L>>::Shared;

@@ -8,9 +8,9 @@ use super::{ComputeServerSnapshot, MetricSources};
 use crate::error::ProgramError;
 use crate::metrics::{Family, MetricKind, MetricSample, Metrics, MetricsServer};
 use crate::text::KeyRecord;
+use farleaf_dex::blocks::BlockUsage;
 use farleaf_fabric::sync::{Arc, Ordering};
 use farleaf_fabric::tcp::TcpServer;
-use farleaf_pool::remote::BlockUsage;
 use std::net::{SocketAddr, TcpListener};
 
 fn labelled(name: &'static str, values: Vec<(&'static str, u64)>) -> Vec<MetricSample> {

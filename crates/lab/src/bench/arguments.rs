@@ -104,7 +104,7 @@ pub(crate) struct BenchArguments {
     /// Keep byte strings in pages of this size: 1k, 2k or 4k
     #[arg(long, value_name = "SIZE", default_value = "1k", value_parser = units::page_bytes)]
     pub(super) page_bytes: u64,
-    /// Keep values of more bytes in blocks beside the leaves
+    /// With --index dex, keep values of more bytes in blocks beside the leaves
     #[arg(long, value_name = "N", value_parser = units::inline_bytes)]
     pub(super) inline_bytes: Option<usize>,
     /// With --inline-bytes, use this percentage of the caches for blocks

@@ -59,15 +59,11 @@ impl KeysAndValues {
                  or --scan-intervals",
             );
         }
-        if arguments.inline_bytes.is_some() && arguments.index == DesignName::Local {
-            return usage("--inline-bytes needs memory servers: another --index");
-        }
-        let has_blocks =
-            !matches!(arguments.index, DesignName::Dlsm | DesignName::Smart | DesignName::PSmart);
-        if arguments.inline_bytes.is_some() && !has_blocks {
-            return usage(
-                "--inline-bytes needs values in blocks: another --index than dlsm, smart or p-smart",
-            );
+        if arguments.inline_bytes.is_some() && arguments.index != DesignName::Dex {
+            return usage(format!(
+                "--inline-bytes needs --index dex: {} has no values in blocks",
+                arguments.index.name()
+            ));
         }
         let inline = arguments.inline_bytes;
         let grows = arguments.workload.insert_share() > 0.0;

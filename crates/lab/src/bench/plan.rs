@@ -18,12 +18,12 @@ use farleaf_bench::workload::{HarnessDeviations, StreamConfig, WorkloadOperation
 use farleaf_command_line::output;
 use farleaf_command_line::usage;
 use farleaf_dex::DexOptions;
+use farleaf_dex::blocks::MAX_LOST;
 use farleaf_dex::cache::{AcknowledgeName, CacheOptions};
 use farleaf_fabric::local::LocalConfig;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
 use farleaf_index::DEFAULT_CACHE_BYTES;
-use farleaf_index::blocks::MAX_LOST;
 use farleaf_trees::fine::FineOptions;
 use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
 use farleaf_trees::smart::SmartOptions;
@@ -166,8 +166,7 @@ impl BenchPlan {
         let cache_bytes = cache_bytes(arguments, raw_bytes);
         let in_cache = cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES);
         let part = u64::from(arguments.block_cache_percent);
-        let has_cache = arguments.inline_bytes.is_some() && arguments.index.has_cache();
-        let of_blocks = if has_cache { in_cache / 100 * part } else { 0 };
+        let of_blocks = arguments.inline_bytes.map_or(0, |_| in_cache / 100 * part);
         if arguments.hot_entries > in_cache {
             return usage(format!(
                 "--hot-entries must be at most the cache of a compute server, {in_cache} bytes"
@@ -179,7 +178,7 @@ impl BenchPlan {
         });
         let blocks_reported = blocks.map(|blocks| report::ValueBlockReport {
             inline_bytes: blocks.inline_bytes as u64,
-            cache_percent: if has_cache { arguments.block_cache_percent } else { 0 },
+            cache_percent: arguments.block_cache_percent,
             cache_bytes: blocks.cache_bytes,
             ..report::ValueBlockReport::default()
         });
@@ -247,13 +246,13 @@ impl BenchPlan {
                 },
                 hot_bytes: arguments.hot_entries,
                 entrywise: EntrywiseOptions {
-                    cache_bytes: in_cache - of_blocks,
+                    cache_bytes: in_cache,
                     hand_overs: arguments.hand_overs,
                     by_versions: arguments.validate == Validation::Versions,
                     ..EntrywiseOptions::default()
                 },
                 smart: SmartOptions {
-                    cache_bytes: in_cache - of_blocks,
+                    cache_bytes: in_cache,
                     combines: !arguments.no_combining,
                     ..SmartOptions::default()
                 },

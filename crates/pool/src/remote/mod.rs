@@ -13,8 +13,6 @@
 
 mod allocate;
 mod backoff;
-mod block_space;
-mod blocks;
 mod chunks;
 mod claim;
 mod commit;
@@ -22,7 +20,6 @@ mod copy;
 mod detector;
 mod edit;
 mod error;
-mod former;
 mod fresh;
 mod identity;
 #[cfg(all(test, not(any(loom, shuttle))))]
@@ -44,17 +41,12 @@ mod unreset;
 
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
-pub use block_space::{
-    AwaitedBlocks, BlockEditInFlight, BlockSpace, BlockUsage, LostBlocks, UnendedBlock,
-};
-pub use blocks::BlockClient;
 pub use chunks::{ChunkClient, ChunkUse};
 pub use claim::ROOT_SERVER;
 pub use commit::{CommitState, PageChange};
 pub use copy::{PageCopy, PageImage, TimedPointer};
 pub use detector::{FailureDetector, ProbeRound};
 pub use error::{MissCause, RemoteError, contended};
-pub use former::FormerStep;
 pub use fresh::{FreshNode, FreshWriter};
 pub use identity::{REGISTRAR, RedoSlot as LogSlot};
 pub use leaf_protocol::{HookFuture, LeafProtocol, UnresolvedCount};
@@ -64,7 +56,7 @@ pub use lock::{LockedPage, PageHold, SettleRight};
 pub use pages::{
     BUSY_WAIT_NS, BUSY_WAITS, GRACE_NS, PageClient, PendingRead, READ_RETRIES, REREADS, SETTLES,
 };
-pub use pieces::{Pieces, all_done, both};
+pub use pieces::{Pieces, all_done, both, pieces};
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
 pub use split::PendingSeparator;

@@ -13,7 +13,7 @@ use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr};
 use std::ops::Range;
 
 /// Splits `words` words into pieces. The piece with word 0 comes first.
-pub(super) fn pieces(words: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
+pub fn pieces(words: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
     const PIECE_WORDS: usize = BUFFER_BYTES / 8;
     (0..words.div_ceil(PIECE_WORDS))
         .map(move |number| number * PIECE_WORDS..((number + 1) * PIECE_WORDS).min(words))

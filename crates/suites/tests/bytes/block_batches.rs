@@ -2,19 +2,16 @@
 //! the operations one after the other.
 
 use super::blocks::with_blocks;
-use super::designs::{caches, dex, fine};
+use super::designs::{caches, dex};
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::{BlockIndex, DexWithBlocks};
 use farleaf_dex::cache::{AdmissionName, CacheOptions};
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
 use farleaf_index::{Design, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::{Bytes, EditAction, EditAnswer, LeafEdit, LengthError};
-use farleaf_suites::conformance::SuiteSetup;
-use farleaf_suites::providers::spent;
-use farleaf_suites::providers::{AnyProvider, sim};
+use farleaf_suites::providers::{sim, spent};
 use farleaf_suites::strings::StringModel;
-use farleaf_trees::fine::Fine;
 
 type Small = Bytes<128>;
 type Edit<'a> = LeafEdit<&'a [u8], &'a [u8]>;
@@ -32,12 +29,12 @@ fn the_blocks_of_a_batch_are_written_and_its_leaves_read_together() {
     let mut setup = with_blocks(dex(provider, cache));
     (setup.options.cache_bytes, setup.options.most_lost) = (0, 1_000);
     setup.options.design.boundaries = vec![];
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = || <Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = || <DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     let [loader, batched, single] = &[compute(), compute(), compute()];
     cluster.run_one(|fabric| async move {
         let open =
-            async |compute| <Blocks<Dex> as Design<Small>>::open(fabric.clone(), compute).await;
+            async |compute| <DexWithBlocks as Design<Small>>::open(fabric.clone(), compute).await;
         let index = open(loader).await.unwrap();
         let records = (0..400).map(|number| (key(number), vec![1; 300]));
         assert_eq!(index.bulk_load(records, 0.7).await, Ok(400));
@@ -47,7 +44,7 @@ fn the_blocks_of_a_batch_are_written_and_its_leaves_read_together() {
         let edit = |key| LeafEdit { key, action: EditAction::Upsert(&[2; 400][..]) };
         let edits: Vec<Edit<'_>> = keys.iter().map(|key| edit(&key[..])).collect();
         // The inner nodes are cached, and each memory server has given a chunk for blocks.
-        let warm = async |index: &BlockIndex<_, _, Small>| {
+        let warm = async |index: &BlockIndex<_, Small>| {
             for number in 396..400 {
                 index.upsert(&key(number), &[3; 400]).await.unwrap();
             }
@@ -110,14 +107,14 @@ fn in_model(model: &mut StringModel, edit: &Edit<'_>) -> EditAnswer<Vec<u8>> {
 }
 
 /// Random batches on few keys, so that most have several edits of one key.
-fn batches_are_like_single_operations<D: Design<Small>>(
-    mut setup: SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>,
-) {
+fn batches_are_like_single_operations(cache: CacheOptions) {
+    let provider = &sim(SimConfig::default());
+    let mut setup = with_blocks(dex(provider, cache));
     setup.options.most_lost = 5;
-    let cluster = setup.with_index::<Small, Blocks<D>>();
-    let compute = &<Blocks<D> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<D> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
         let mut model = StringModel::new();
         // Some are stored in leaves, and some in blocks.
         let values: Vec<Vec<u8>> =
@@ -168,9 +165,5 @@ fn batches_are_like_single_operations<D: Design<Small>>(
 
 #[test]
 fn the_outcomes_of_a_batch_are_those_of_its_operations_in_turn() {
-    let provider = &sim(SimConfig::default());
-    batches_are_like_single_operations::<Fine>(with_blocks(fine(provider)));
-    for cache in caches() {
-        batches_are_like_single_operations::<Dex>(with_blocks(dex(provider, cache)));
-    }
+    caches().into_iter().for_each(batches_are_like_single_operations);
 }

@@ -1,13 +1,14 @@
 //! Chunks for value blocks from memory servers that answer wrongly, and what such servers do with
 //! wrong requests.
 
+use farleaf_dex::blocks::{BlockClient, BlockSpace};
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{
     Cluster, Cpu, Fabric, GlobalAddr, Message, Provider, Region, RpcService, ServerId,
 };
 use farleaf_page::Bytes;
-use farleaf_pool::remote::{BlockClient, BlockSpace, NodeAllocator, RemoteError, RpcClient};
+use farleaf_pool::remote::{NodeAllocator, RemoteError, RpcClient};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
 use farleaf_pool::wire::{PoolRequest, Refusal, Reply, Request};
 use futures_util::future::join_all;

@@ -1,17 +1,15 @@
 //! Bulk loads of values in blocks that fail: they leave no block, and the index as it was.
 
 use super::blocks::with_blocks;
-use super::designs::{caches, dex, fine};
+use super::designs::{caches, dex};
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::DexWithBlocks;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_index::blocks::{BlockOptions, Blocks};
 use farleaf_index::{Design, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::Bytes;
 use farleaf_pool::wire::Refusal;
-use farleaf_suites::conformance::SuiteSetup;
-use farleaf_suites::providers::{AnyProvider, local};
-use farleaf_trees::fine::Fine;
+use farleaf_suites::providers::local;
 
 type Small = Bytes<128>;
 type Records = Vec<(Vec<u8>, Vec<u8>)>;
@@ -21,14 +19,15 @@ fn records(count: u16, length: usize) -> Records {
     (0..count).map(record).collect()
 }
 
-fn failed_loads_leave_nothing<D: Design<Small>>(
-    mut setup: SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>,
-) {
+#[test]
+fn a_failed_load_leaves_no_block() {
+    let provider = &local(LocalConfig::default());
+    let mut setup = with_blocks(dex(provider, caches()[1]));
     setup.server.pool_bytes = 1 << 20;
-    let cluster = setup.with_index::<Small, Blocks<D>>();
-    let compute = &<Blocks<D> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<D> as Design<Small>>::open(fabric, compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric, compute).await.unwrap();
         let in_use = || compute.usage().blocks_in_use;
 
         let mut unsorted = records(40, 500);
@@ -62,11 +61,4 @@ fn failed_loads_leave_nothing<D: Design<Small>>(
         expected.splice(0..0, records(5, 1_000));
         assert_eq!(index.scan(&ScanRequest::range(..)).await, Ok(expected));
     });
-}
-
-#[test]
-fn a_failed_load_leaves_no_block() {
-    let provider = &local(LocalConfig::default());
-    failed_loads_leave_nothing::<Fine>(with_blocks(fine(provider)));
-    failed_loads_leave_nothing::<Dex>(with_blocks(dex(provider, caches()[1])));
 }

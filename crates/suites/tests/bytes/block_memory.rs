@@ -9,10 +9,10 @@
 use super::blocks::with_blocks;
 use super::designs::{caches, dex};
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::DexWithBlocks;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_index::blocks::{BlockOptions, Blocks};
 use farleaf_index::{Design, IndexError, RangeIndex};
 use farleaf_page::{Bytes, EditAction, LeafEdit};
 use farleaf_pool::remote::RpcClient;
@@ -21,34 +21,23 @@ use farleaf_suites::providers::{AnyProvider, local, sim};
 
 type Small = Bytes<128>;
 
-fn small<O: Clone>(
-    setup: SuiteSetup<'_, AnyProvider, O>,
-    most_lost: usize,
-) -> SuiteSetup<'_, AnyProvider, BlockOptions<O>> {
-    let mut setup = with_blocks(setup);
+type Setup<'a> = SuiteSetup<'a, AnyProvider, <DexWithBlocks as Design<Small>>::Options>;
+
+fn small(provider: &AnyProvider) -> Setup<'_> {
+    let mut setup = with_blocks(dex(provider, caches()[1]));
     (setup.memory_servers, setup.server.pool_bytes) = (1, 1 << 20);
     setup.options.chunk_bytes = 1 << 16;
-    setup.options.most_lost = most_lost;
-    setup
-}
-
-fn dex_on(
-    provider: &AnyProvider,
-) -> SuiteSetup<'_, AnyProvider, BlockOptions<<Dex as Design<Small>>::Options>> {
-    let mut setup = small(dex(provider, caches()[1]), 1 << 20);
+    setup.options.most_lost = 1 << 20;
     setup.options.design.boundaries = vec![];
     setup
 }
 
 /// 40 values of 4,000 bytes in 1 MiB; no number of lost blocks makes a flush due.
-fn replaces_at_the_brim<D: Design<Small>>(
-    setup: &SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>,
-    together: usize,
-) {
-    let cluster = setup.with_index::<Small, Blocks<D>>();
-    let compute = &<Blocks<D> as Design<Small>>::compute(&setup.options).unwrap();
+fn replaces_at_the_brim(setup: &Setup<'_>, together: usize) {
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run(&[0; 16], |fabric, client| async move {
-        let index = <Blocks<D> as Design<Small>>::open(fabric, compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric, compute).await.unwrap();
         for round in 0..60_usize {
             let value = vec![(client * 60 + round) as u8; 4_000];
             let keys: Vec<[u8; 1]> =
@@ -70,11 +59,11 @@ fn replaces_at_the_brim<D: Design<Small>>(
 #[test]
 fn operations_wait_for_the_flush_that_frees_memory() {
     let (sim, local) = (sim(SimConfig::default()), local(LocalConfig::default()));
-    replaces_at_the_brim::<Dex>(&dex_on(&sim), 1);
-    replaces_at_the_brim::<Dex>(&dex_on(&local), 1);
+    replaces_at_the_brim(&small(&sim), 1);
+    replaces_at_the_brim(&small(&local), 1);
     // 16 clients want 8 blocks at a time: two thirds of the pool. Not with 16 threads on few cores:
     // one that does not run for a while uses up the time that it may wait for memory.
-    replaces_at_the_brim::<Dex>(&dex_on(&sim), 8);
+    replaces_at_the_brim(&small(&sim), 8);
 }
 
 /// The story: the next incarnation of a compute server that was killed inserted 64 values at a time
@@ -84,13 +73,13 @@ fn operations_wait_for_the_flush_that_frees_memory() {
 #[test]
 fn operations_beside_one_another_share_a_chunk() {
     for provider in [sim(SimConfig::default()), local(LocalConfig::default())] {
-        let mut setup = dex_on(&provider);
+        let mut setup = small(&provider);
         setup.server.pool_bytes = 32 << 20;
-        let cluster = setup.with_index::<Small, Blocks<Dex>>();
-        let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+        let cluster = setup.with_index::<Small, DexWithBlocks>();
+        let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
         let allocated: u64 = cluster.run_one(|fabric| async move {
             let rpc = RpcClient::<_, Small>::new(fabric.clone());
-            let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
+            let index = <DexWithBlocks as Design<Small>>::open(fabric, compute).await.unwrap();
             let keys: Vec<[u8; 2]> = (0..128_u16).map(u16::to_be_bytes).collect();
             for keys in keys.chunks(64) {
                 let action = EditAction::Insert(&[7; 3_000][..]);
@@ -112,11 +101,11 @@ fn operations_beside_one_another_share_a_chunk() {
 #[test]
 fn free_blocks_become_larger_ones() {
     let provider = &sim(SimConfig::default());
-    let setup = dex_on(provider);
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let setup = small(provider);
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric, compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric, compute).await.unwrap();
         let mut number = 0_u16;
         loop {
             match index.insert(&number.to_be_bytes(), &[7; 1_000]).await {

@@ -1,27 +1,22 @@
-//! Values in blocks: the suites of all designs, with even short values in blocks, so that most
-//! operations involve some, and with values of many pieces; the cost of blocks; and planted bugs.
+//! Values in blocks: the suites of all designs on DEX, with even short values in blocks, so that
+//! most operations involve some, and with values of many pieces; the cost of blocks; and planted
+//! bugs.
 
-use super::designs::{caches, dex, fine, hybrid};
-use super::suite;
+use super::designs::{caches, dex};
 use farleaf_dex::Dex;
+use farleaf_dex::blocks::{BlockIndex, BlockOptions, DexWithBlocks};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::blocks::{BlockIndex, BlockOptions, Blocks};
 use farleaf_index::{Design, Exchange, IndexAdmin, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::rules::KnownRule;
-use farleaf_page::{
-    Bytes, EditAction, EditAnswer, LeafEdit, LengthError, MAX_BLOCK_BYTES, NamedLayout,
-};
+use farleaf_page::{Bytes, EditAction, EditAnswer, LeafEdit, LengthError, MAX_BLOCK_BYTES};
 use farleaf_pool::remote::GRACE_NS;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::{self, SuiteSetup};
 use farleaf_suites::providers::spent;
 use farleaf_suites::providers::{AnyProvider, local, rough, sim, tcp};
 use farleaf_suites::strings::{loads, random_operations};
-use farleaf_trees::coarse::Coarse;
-use farleaf_trees::fine::Fine;
-use farleaf_trees::hybrid::{Hybrid, HybridOptions};
 
 type Small = Bytes<128>;
 
@@ -46,46 +41,16 @@ pub(super) fn with_blocks<O: Clone>(
     SuiteSetup { provider, options: blocks(options), memory_servers, server }
 }
 
-/// The suite of all designs with named values, most of which are in blocks.
-fn conforms<L: NamedLayout + farleaf_page::Layout<Key = [u8], Value = [u8]>, D: Design<L>>(
-    setup: SuiteSetup<'_, AnyProvider, D::Options>,
-) {
-    conformance::run::<L, Blocks<D>, _>(&with_blocks(setup));
-}
-
 fn providers() -> Vec<AnyProvider> {
     vec![local(LocalConfig::default()), sim(SimConfig::default()), rough(1), rough(2), tcp()]
 }
 
-#[test]
-fn coarse_conforms() {
-    for provider in &providers() {
-        let options = suite::range::<Small>();
-        let server = suite::server();
-        conforms::<Small, Coarse>(SuiteSetup { provider, options, memory_servers: 3, server });
-    }
-}
-
-#[test]
-fn fine_conforms() {
-    providers().iter().for_each(|provider| conforms::<Small, Fine>(fine(provider)));
-}
-
-#[test]
-fn hybrid_conforms() {
-    for provider in &providers() {
-        let boundaries = vec![Small::key_named(u64::MAX / 3), Small::key_named(u64::MAX / 3 * 2)];
-        let options =
-            HybridOptions { chunk_nodes_log2: 4, ..HybridOptions::with_boundaries(boundaries) };
-        conforms::<Small, Hybrid>(SuiteSetup { options, ..hybrid(provider) });
-    }
-}
-
+/// With named values, most of which are in blocks.
 #[test]
 fn dex_conforms() {
     for provider in &providers() {
         for cache in caches() {
-            conforms::<Small, Dex>(dex(provider, cache));
+            conformance::run::<Small, DexWithBlocks, _>(&with_blocks(dex(provider, cache)));
         }
     }
 }
@@ -94,28 +59,22 @@ fn dex_conforms() {
 const LONG: u64 = 20_000;
 
 #[test]
-fn long_values_in_every_design() {
+fn long_values_locally() {
     let provider = &local(LocalConfig::default());
-    random_operations::<128, Blocks<Fine>>(&with_blocks(fine(provider)), 1_000, LONG);
-    random_operations::<128, Blocks<Hybrid>>(&with_blocks(hybrid(provider)), 1_000, LONG);
     for cache in caches() {
-        random_operations::<128, Blocks<Dex>>(&with_blocks(dex(provider, cache)), 1_000, LONG);
-        loads::<128, Blocks<Dex>>(&with_blocks(dex(provider, cache)), 2_000);
+        random_operations::<128, DexWithBlocks>(&with_blocks(dex(provider, cache)), 1_000, LONG);
+        loads::<128, DexWithBlocks>(&with_blocks(dex(provider, cache)), 2_000);
     }
-    loads::<128, Blocks<Fine>>(&with_blocks(fine(provider)), 2_000);
-    loads::<128, Blocks<Hybrid>>(&with_blocks(hybrid(provider)), 2_000);
 }
 
 #[test]
 fn long_values_simulated() {
     for seed in 0..3 {
         let provider = &rough(seed);
-        random_operations::<128, Blocks<Fine>>(&with_blocks(fine(provider)), 400, LONG);
-        random_operations::<128, Blocks<Hybrid>>(&with_blocks(hybrid(provider)), 400, LONG);
         for cache in caches() {
-            random_operations::<128, Blocks<Dex>>(&with_blocks(dex(provider, cache)), 400, LONG);
+            random_operations::<128, DexWithBlocks>(&with_blocks(dex(provider, cache)), 400, LONG);
         }
-        loads::<128, Blocks<Dex>>(&with_blocks(dex(provider, caches()[1])), 1_000);
+        loads::<128, DexWithBlocks>(&with_blocks(dex(provider, caches()[1])), 1_000);
     }
 }
 
@@ -126,12 +85,12 @@ fn a_block_costs_one_read_of_its_words_and_one_write() {
     for (length, reads) in [(400, 1), (4_096, 1), (4_097, 2), (20_001, 5)] {
         let mut setup = with_blocks(dex(provider, caches()[1]));
         (setup.options.cache_bytes, setup.options.most_lost) = (0, 1_000);
-        let cluster = setup.with_index::<Small, Blocks<Dex>>();
-        let compute = &<Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+        let cluster = setup.with_index::<Small, DexWithBlocks>();
+        let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
         let (key, value) = (&b"key"[..], &vec![7; length][..]);
         cluster.run_one(|fabric| async move {
             let index =
-                <Blocks<Dex> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+                <DexWithBlocks as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
             index.upsert(key, value).await.unwrap();
             let bytes = length.next_multiple_of(8) as u64;
             let get = async { assert_eq!(index.get(key).await.unwrap().unwrap(), value) };
@@ -157,15 +116,15 @@ fn a_cached_block_costs_no_read() {
     let provider = &sim(SimConfig::default());
     let mut setup = with_blocks(dex(provider, caches()[1]));
     setup.options.cache_bytes = 1 << 20;
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = || <Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = || <DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     let (first, second) = (&compute(), &compute());
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), first).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), first).await.unwrap();
         for number in 0..100_u8 {
             index.insert(&[number], &[number; 500]).await.unwrap();
         }
-        let all = async |index: &BlockIndex<_, _, Small>| {
+        let all = async |index: &BlockIndex<_, Small>| {
             for number in 0..100_u8 {
                 assert_eq!(index.get(&[number]).await.unwrap(), Some(vec![number; 500]));
             }
@@ -175,12 +134,12 @@ fn a_cached_block_costs_no_read() {
         index.flush().await.unwrap();
         drop(index);
         // In another process, the first round READs them and the second does not.
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), second).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), second).await.unwrap();
         all(&index).await;
         let counters = index.cache_counters();
         assert_eq!((counters.block_hits, counters.block_misses), (0, 100));
         assert_eq!(spent(&fabric, all(&index)).await.reads, 0);
-        assert!(<Blocks<Dex> as Design<Small>>::cached_bytes(second) > 50_000);
+        assert!(<DexWithBlocks as Design<Small>>::cached_bytes(second) > 50_000);
         // All keys in one call, including absent ones.
         let keys: Vec<[u8; 1]> = (0..200).map(|key| [key]).collect();
         let lookups: Vec<LeafEdit<&[u8], &[u8]>> =
@@ -198,18 +157,13 @@ fn a_cached_block_costs_no_read() {
 #[test]
 fn replaced_blocks_are_used_again() {
     let provider = &sim(SimConfig::default());
-    let setup = with_blocks(fine(provider));
-    replaces::<Fine>(setup);
-    replaces::<Dex>(with_blocks(dex(provider, caches()[1])));
-}
-
-fn replaces<D: Design<Small>>(mut setup: SuiteSetup<'_, AnyProvider, BlockOptions<D::Options>>) {
+    let mut setup = with_blocks(dex(provider, caches()[1]));
     setup.server.pool_bytes = 1 << 20;
     setup.options.chunk_bytes = 1 << 16;
-    let cluster = setup.with_index::<Small, Blocks<D>>();
-    let compute = &<Blocks<D> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<D> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
         for round in 0..500_u64 {
             for key in 0..10_u8 {
                 index
@@ -235,12 +189,13 @@ fn replaces<D: Design<Small>>(mut setup: SuiteSetup<'_, AnyProvider, BlockOption
 #[test]
 fn the_limit_is_a_mebibyte() {
     let provider = &local(LocalConfig::default());
-    let mut setup = with_blocks(fine(provider));
+    let mut setup = with_blocks(dex(provider, caches()[1]));
     (setup.server.pool_bytes, setup.memory_servers) = (3 << 20, 1);
-    let cluster = setup.with_index::<Small, Blocks<Fine>>();
-    let compute = &<Blocks<Fine> as Design<Small>>::compute(&setup.options).unwrap();
+    setup.options.design.boundaries = vec![];
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     cluster.run_one(|fabric| async move {
-        let index = <Blocks<Fine> as Design<Small>>::open(fabric, compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric, compute).await.unwrap();
         let most = MAX_BLOCK_BYTES;
         let (longest, long) = (vec![5; most], vec![5; most + 1]);
         let error = IndexError::from(LengthError::Value { bytes: most + 1, most });
@@ -273,32 +228,34 @@ fn the_limit_is_a_mebibyte() {
     });
 }
 
-/// Handles with different options can store the same value in two ways.
+/// Processes with different options store the same value in two ways, one after the other.
 #[test]
 fn an_exchange_compares_values_and_not_what_is_stored() {
     let provider = &local(LocalConfig::default());
-    let setup = with_blocks(fine(provider));
-    let cluster = setup.with_index::<Small, Blocks<Fine>>();
-    let other = BlockOptions { inline_bytes: 64, ..setup.options.clone() };
-    let [few, many] = [&other, &setup.options]
-        .map(|options| <Blocks<Fine> as Design<Small>>::compute(options).unwrap());
-    cluster.run_one(|fabric| {
-        let (few, many) = (few.clone(), many.clone());
-        async move {
-            let few = <Blocks<Fine> as Design<Small>>::open(fabric.clone(), &few).await.unwrap();
-            let many = <Blocks<Fine> as Design<Small>>::open(fabric, &many).await.unwrap();
-            let (one, two) = (vec![1; 40], vec![2; 40]);
-            for (writer, exchanger) in [(&few, &many), (&many, &few)] {
-                writer.upsert(b"k", &one).await.unwrap();
-                let differs = exchanger.compare_exchange(b"k", &two, &one).await;
-                assert_eq!(differs, Ok(Exchange::Differs(Some(one.clone()))));
-                let exchanged = exchanger.compare_exchange(b"k", &one, &two).await;
-                assert_eq!(exchanged, Ok(Exchange::Exchanged));
-                assert_eq!(writer.get(b"k").await, Ok(Some(two.clone())));
-            }
-            let absent = few.compare_exchange(b"absent", &one, &two).await;
+    let setup = &with_blocks(dex(provider, caches()[1]));
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    cluster.run_one(|fabric| async move {
+        let open = async |inline_bytes| {
+            let options = BlockOptions { inline_bytes, ..setup.options.clone() };
+            let compute = <DexWithBlocks as Design<Small>>::compute(&options).unwrap();
+            <DexWithBlocks as Design<Small>>::open(fabric.clone(), &compute).await.unwrap()
+        };
+        let (one, two) = (vec![1; 40], vec![2; 40]);
+        for (of_writer, of_exchanger) in [(64, 12), (12, 64)] {
+            let writer = open(of_writer).await;
+            writer.upsert(b"k", &one).await.unwrap();
+            writer.flush().await.unwrap();
+            drop(writer);
+            let exchanger = open(of_exchanger).await;
+            let differs = exchanger.compare_exchange(b"k", &two, &one).await;
+            assert_eq!(differs, Ok(Exchange::Differs(Some(one.clone()))));
+            let exchanged = exchanger.compare_exchange(b"k", &one, &two).await;
+            assert_eq!(exchanged, Ok(Exchange::Exchanged));
+            assert_eq!(exchanger.get(b"k").await, Ok(Some(two.clone())));
+            let absent = exchanger.compare_exchange(b"absent", &one, &two).await;
             assert_eq!(absent, Ok(Exchange::Differs(None)));
-            assert_eq!(few.get(b"absent").await, Ok(None));
+            assert_eq!(exchanger.get(b"absent").await, Ok(None));
+            exchanger.flush().await.unwrap();
         }
     });
 }
@@ -318,11 +275,11 @@ fn value_after_a_crash(bug: Option<&str>, most_lost: usize) -> Result<Option<Vec
     let mut setup = with_blocks(dex(provider, caches()[1]));
     (setup.options.cache_bytes, setup.options.most_lost) = (0, most_lost);
     setup.options.design.boundaries = vec![];
-    let cluster = setup.with_index::<Small, Blocks<Dex>>();
-    let compute = || <Blocks<Dex> as Design<Small>>::compute(&setup.options).unwrap();
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = || <DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     let (first, second) = (&compute(), &compute());
     let mut found = cluster.run(&[0], |fabric, _| async move {
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric.clone(), first).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), first).await.unwrap();
         index.insert(b"key", &[1; 300]).await.unwrap();
         index.flush().await.unwrap();
         index.upsert(b"key", &[2; 300]).await.unwrap();
@@ -331,7 +288,7 @@ fn value_after_a_crash(bug: Option<&str>, most_lost: usize) -> Result<Option<Vec
             index.insert(&[other], &[3; 300]).await.unwrap();
         }
         // The cache is lost at this point.
-        let index = <Blocks<Dex> as Design<Small>>::open(fabric, second).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric, second).await.unwrap();
         index.get(b"key").await
     });
     found.pop().flatten().unwrap()
@@ -356,12 +313,13 @@ fn wrong_values(bug: Option<&str>) -> usize {
         max_ns: 4 * GRACE_NS,
     };
     let provider = &simulated(bug, Faults { slow: vec![slow], ..Faults::default() });
-    let mut setup = with_blocks(fine(provider));
+    let mut setup = with_blocks(dex(provider, caches()[1]));
     (setup.options.cache_bytes, setup.options.most_lost) = (0, 1);
-    let cluster = setup.with_index::<Small, Blocks<Fine>>();
-    let compute = &<Blocks<Fine> as Design<Small>>::compute(&setup.options).unwrap();
+    setup.options.design.boundaries = vec![];
+    let cluster = setup.with_index::<Small, DexWithBlocks>();
+    let compute = &<DexWithBlocks as Design<Small>>::compute(&setup.options).unwrap();
     let found = cluster.run(&[0, 1], |fabric, client| async move {
-        let index = <Blocks<Fine> as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
+        let index = <DexWithBlocks as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
         let mut wrong = 0;
         for round in 0..300_u64 {
             let key = round as u8 % 8;

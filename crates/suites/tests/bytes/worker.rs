@@ -2,19 +2,19 @@
 //! frees, and what it refuses.
 
 use super::designs::{caches, dex};
+use farleaf_dex::blocks::{BlockClient, BlockOptions, BlockSpace, InBlocks, SharedBlocks};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::sim::{Faults, SimConfig, Slow, Verb};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Cluster, Fabric, MAX_MESSAGE_BYTES, ServerId};
-use farleaf_index::blocks::{BlockOptions, InBlocks, SharedBlocks};
 use farleaf_index::partition::{
     ComputeServer, LoadEnded, MapState, MapStore, PartitionMap, PutOutcome, ServedClients,
     ThreadQueue, Worker,
 };
 use farleaf_index::{InLeaves, IndexError, ValueForm};
 use farleaf_page::{Bytes, EditAction, LeafEdit, LengthError, NamedLayout, SuperblockError};
-use farleaf_pool::remote::{BlockClient, BlockSpace, GRACE_NS};
+use farleaf_pool::remote::GRACE_NS;
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode, MAX_VALUE_BYTES};
 use farleaf_suites::conformance::SuiteSetup;

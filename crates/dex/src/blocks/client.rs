@@ -12,19 +12,19 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
-use super::block_space::{
+use super::former::FormerStep;
+use super::space::{
     AwaitedBlocks, BlockEditInFlight, BlockPlace, BlockSpace, LostBlocks, SizeClass, UnendedBlock,
 };
-use super::chunks::{ChunkClient, ChunkUse};
-use super::former::FormerStep;
-use super::pages::{BUSY_WAIT_NS, BUSY_WAITS, READ_RETRIES};
-use super::pieces::{both, pieces};
-use super::{Backoff, GRACE_NS, MissCause, RemoteError};
-use crate::wire::{LISTED_CHUNKS, PoolRequest};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_page::rules;
 use farleaf_page::{BlockRef, Layout, MAX_BLOCK_BYTES, block_words};
+use farleaf_pool::remote::{
+    BUSY_WAIT_NS, BUSY_WAITS, Backoff, ChunkClient, ChunkUse, GRACE_NS, MissCause, READ_RETRIES,
+    RemoteError, both, pieces,
+};
+use farleaf_pool::wire::{LISTED_CHUNKS, PoolRequest};
 use std::collections::VecDeque;
 use std::ops::{Bound, Range};
 
@@ -53,7 +53,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// The endpoint.
-    pub fn fabric(&self) -> &F {
+    pub(super) fn fabric(&self) -> &F {
         self.chunks.rpc().fabric()
     }
 
@@ -71,7 +71,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     ///
     /// # Errors
     /// As [`BlockClient::write`].
-    pub async fn write_in_hand(
+    pub(super) async fn write_in_hand(
         &self,
         value: &[u8],
     ) -> Result<(BlockRef, UnendedBlock), RemoteError> {
@@ -213,7 +213,11 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     ///
     /// # Errors
     /// [`MissCause::Restart`] if another block is there, or none.
-    pub async fn read(&self, block: BlockRef, since_ns: u64) -> Result<(Vec<u8>, bool), MissCause> {
+    pub(super) async fn read(
+        &self,
+        block: BlockRef,
+        since_ns: u64,
+    ) -> Result<(Vec<u8>, bool), MissCause> {
         let trusts = self.fabric().breaks(rules::BLOCKS_CHECKED);
         if !self.is_sensible(block) {
             return Err(MissCause::Restart);
@@ -291,13 +295,13 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// Frees a block to which no leaf has referred.
-    pub fn give_back(&self, block: BlockRef) {
+    pub(super) fn give_back(&self, block: BlockRef) {
         self.space.give_back(BlockPlace::of(block));
     }
 
     /// Takes back a block whose reference an operation has removed from its leaf. Returns whether
     /// the leaves should be written back soon, so that lost blocks can be reused.
-    pub fn lose(&self, block: BlockRef) -> bool {
+    pub(super) fn lose(&self, block: BlockRef) -> bool {
         if !self.is_sensible(block) {
             return false;
         }
@@ -347,30 +351,34 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// and the leaves may come back. So this precedes the release, and the search of this life ends
     /// even if the leaves stay. The next incarnation searches these chunks again, unless the memory
     /// servers have been told meanwhile that they are shared ([`BlockClient::share_chunks`]).
-    pub fn give_up_former(&self) {
+    pub(super) fn give_up_former(&self) {
         self.space.give_up_former();
     }
 
     /// Begins an edit that may take references out of leaves.
     #[inline]
-    pub fn edit(&self) -> Option<BlockEditInFlight<'_>> {
+    pub(super) fn edit(&self) -> Option<BlockEditInFlight<'_>> {
         self.space.edit()
     }
 
     /// What is to be done about chunks of former incarnations; `None` if there are none.
-    pub fn former_step(&self) -> Option<FormerStep> {
+    pub(super) fn former_step(&self) -> Option<FormerStep> {
         self.space.former_step()
     }
 
     /// Notes blocks that leaves refer to. The scan goes on at `next`, or has ended.
-    pub fn note(&self, blocks: impl Iterator<Item = BlockRef>, next: Option<Bound<Vec<u8>>>) {
+    pub(super) fn note(
+        &self,
+        blocks: impl Iterator<Item = BlockRef>,
+        next: Option<Bound<Vec<u8>>>,
+    ) {
         let forgotten = usize::from(self.fabric().breaks(rules::REFERENCES_NOTED));
         let blocks = blocks.filter(|block| self.is_sensible(*block));
         self.space.note(blocks.skip(forgotten), next);
     }
 
     /// Ends a round of looking for free blocks if no edit from before is under way any more.
-    pub fn end_round_if_drained(&self) {
+    pub(super) fn end_round_if_drained(&self) {
         if self.space.is_drained() || self.fabric().breaks(rules::EDITS_DRAINED) {
             self.space.end_round();
         }
@@ -379,7 +387,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     /// Uses what a round has found, after the grace period that begins now: all leaves have just
     /// been written back. Larger pieces go back to the memory servers, for the next incarnation,
     /// which writes before it has found anything, and for others.
-    pub async fn use_found(&self) {
+    pub(super) async fn use_found(&self) {
         self.fabric().sleep(GRACE_NS).await;
         let mut found = self.space.use_found(MIN_RETURNED_BYTES.min(self.chunk_bytes / 4));
         found.sort_unstable();
@@ -400,19 +408,19 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// The blocks that leaves have lost so far.
-    pub fn lost(&self) -> LostBlocks<'_> {
+    pub(super) fn lost(&self) -> LostBlocks<'_> {
         self.space.lost()
     }
 
     /// Records that the leaves that lost these blocks are in the pool.
-    pub fn rest(&self, lost: LostBlocks<'_>) {
+    pub(super) fn rest(&self, lost: LostBlocks<'_>) {
         lost.rest(self.now_ns() + GRACE_NS);
     }
 
     /// Waits for what other tasks may free, or for resting blocks, after an operation has found no
     /// memory since [`BlockClient::frees`] returned `seen`. Returns what it has waited for; lost
     /// blocks are left to the caller.
-    pub async fn wait_for_memory(&self, seen: u64) -> AwaitedBlocks {
+    pub(super) async fn wait_for_memory(&self, seen: u64) -> AwaitedBlocks {
         let coming = self.space.coming(seen);
         match coming {
             AwaitedBlocks::FromOthers => self.fabric().sleep(OTHERS_WAIT_NS).await,
@@ -425,7 +433,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// How often memory has become free so far. Ask this before a write.
-    pub fn frees(&self) -> u64 {
+    pub(super) fn frees(&self) -> u64 {
         self.space.frees()
     }
 
@@ -433,7 +441,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     ///
     /// # Errors
     /// [`RemoteError::Contended`] if there were too many.
-    pub async fn restart(&self, backoff: &mut Backoff) -> Result<(), RemoteError> {
+    pub(super) async fn restart(&self, backoff: &mut Backoff) -> Result<(), RemoteError> {
         self.fabric().counters().count_retry();
         if !backoff.count() {
             return Err(RemoteError::Contended { retries: backoff.attempts() });
@@ -443,7 +451,7 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
     }
 
     /// The endpoint's time.
-    pub fn now_ns(&self) -> u64 {
+    pub(super) fn now_ns(&self) -> u64 {
         self.fabric().now_ns()
     }
 }

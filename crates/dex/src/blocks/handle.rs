@@ -4,20 +4,21 @@
 
 use super::below::{BlockReferences, WholeIndex};
 use super::cache::BlockCache;
+use super::client::BlockClient;
 use super::shared::ValueBlocks;
-use crate::together::all;
-use crate::{
-    Background, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords, LeafEdit,
-    OPERATIONS_PER_BATCH, RangeIndex, Reshape, ReshapeCost, ScanRequest,
-};
-use crate::{CacheCounters, LiveCounters};
+use super::space::{AwaitedBlocks, UnendedBlock};
+use crate::Dex;
 use farleaf_fabric::Fabric;
+use farleaf_index::partition::RoutedIndex;
+use farleaf_index::together::all;
+use farleaf_index::{
+    Background, CacheCounters, EditAnswer, IndexAdmin, IndexError, KeyRange, KeyedRecords,
+    LeafEdit, LiveCounters, OPERATIONS_PER_BATCH, RangeIndex, Reshape, ReshapeCost, ScanRequest,
+};
 use farleaf_page::{
     BlockRef, EditAction, Layout, LengthError, MAX_BLOCK_BYTES, StoredValue, stored_inline,
 };
-use farleaf_pool::remote::{
-    AwaitedBlocks, Backoff, BlockClient, MissCause, RemoteError, UnendedBlock,
-};
+use farleaf_pool::remote::{Backoff, MissCause, RemoteError};
 use std::borrow::{Borrow, Cow};
 use std::ops::Bound;
 
@@ -33,9 +34,8 @@ pub(super) const BLOCKS_PER_BATCH: usize = OPERATIONS_PER_BATCH;
 const MEMORY_WAIT_NS: u64 = 1_500_000_000;
 
 /// A handle of an index with value blocks.
-#[derive(Debug)]
-pub struct BlockIndex<I, F: Fabric, L: Layout> {
-    pub(super) design: I,
+pub struct BlockIndex<F: Fabric, L: Layout> {
+    pub(super) design: RoutedIndex<Dex, F, L>,
     pub(super) values: ValueBlocks<F, L>,
 }
 
@@ -96,22 +96,17 @@ impl<'a> NewLeafValue<'a> {
     }
 }
 
-impl<I, F, L> BlockIndex<I, F, L>
-where
-    I: IndexAdmin<Key = [u8], Value = [u8]>,
-    F: Fabric,
-    L: Layout<Key = [u8], Value = [u8]>,
-{
-    pub(super) fn new(design: I, values: ValueBlocks<F, L>) -> Self {
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> BlockIndex<F, L> {
+    pub(super) fn new(design: RoutedIndex<Dex, F, L>, values: ValueBlocks<F, L>) -> Self {
         Self { design, values }
     }
 
-    /// The handle of the underlying design.
-    pub fn design(&self) -> &I {
+    /// The handle of the index without blocks.
+    pub fn design(&self) -> &RoutedIndex<Dex, F, L> {
         &self.design
     }
 
-    pub(super) fn over(&self) -> BlockOperations<'_, WholeIndex<'_, I>, F, L> {
+    pub(super) fn over(&self) -> BlockOperations<'_, WholeIndex<'_, F, L>, F, L> {
         self.values.over(WholeIndex(&self.design))
     }
 
@@ -186,6 +181,19 @@ where
             return Ok(NewLeafValue::inline(stored));
         }
         self.write_block(value).await.map(NewLeafValue::in_block)
+    }
+
+    /// Writes the blocks of some records of a bulk load together. Returns what leaves shall store
+    /// for each, and its new block.
+    pub(super) async fn store_all(
+        &self,
+        records: &[(Vec<u8>, Vec<u8>)],
+    ) -> Vec<Result<(Vec<u8>, Option<BlockRef>), B::Error>> {
+        let stored = records.iter().map(async |(key, value)| {
+            let new = self.store(key, value).await?;
+            Ok((new.stored.into_owned(), new.block))
+        });
+        all(stored).await
     }
 
     /// Keeps or frees the blocks of an edit that has ended, depending on its outcome.
@@ -459,12 +467,7 @@ where
     }
 }
 
-impl<I, F, L> RangeIndex for BlockIndex<I, F, L>
-where
-    I: IndexAdmin<Key = [u8], Value = [u8]>,
-    F: Fabric,
-    L: Layout<Key = [u8], Value = [u8]>,
-{
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> RangeIndex for BlockIndex<F, L> {
     type Key = [u8];
     type Value = [u8];
 
@@ -558,12 +561,7 @@ where
     }
 }
 
-impl<I, F, L> IndexAdmin for BlockIndex<I, F, L>
-where
-    I: IndexAdmin<Key = [u8], Value = [u8]>,
-    F: Fabric,
-    L: Layout<Key = [u8], Value = [u8]>,
-{
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> IndexAdmin for BlockIndex<F, L> {
     async fn collect(&self) -> Result<(), IndexError> {
         self.design.collect().await?;
         self.over().rest_lost().await

@@ -1,17 +1,16 @@
-//! Bulk loads. A design takes its records one by one and cannot wait for WRITEs meanwhile, so all
+//! Bulk loads. The index below takes its records one by one and cannot wait for WRITEs meanwhile, so all
 //! blocks are written first (blocks.X1), and the stored values are collected until then.
 //!
 //! *Thread safety*: the same as for the handle.
 
 use super::BlockIndex;
 use super::below::{BlockReferences, WholeIndex};
-use crate::together::all;
-use crate::{IndexAdmin, IndexError};
 use farleaf_fabric::Fabric;
-use farleaf_page::{BlockRef, Layout, StoredValue};
+use farleaf_index::{IndexError, RangeIndex};
+use farleaf_page::{Layout, StoredValue};
 
-/// Blocks written together.
-const BLOCKS_PER_BATCH: usize = 16;
+/// Records whose blocks are written together.
+pub(super) const LOADED_PER_BATCH: usize = 16;
 
 /// Keys and the stored values for them, one after the other, in few allocations.
 #[derive(Default)]
@@ -39,12 +38,7 @@ impl CollectedRecords {
     }
 }
 
-impl<I, F, L> BlockIndex<I, F, L>
-where
-    I: IndexAdmin<Key = [u8], Value = [u8]>,
-    F: Fabric,
-    L: Layout<Key = [u8], Value = [u8]>,
-{
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> BlockIndex<F, L> {
     pub(super) async fn load(
         &self,
         source: impl Iterator<Item = Result<(Vec<u8>, Vec<u8>), IndexError>>,
@@ -56,7 +50,7 @@ where
             Err(error) => Err(error),
         };
         if let Err(error) = &loaded
-            && !WholeIndex::<I>::is_unknown(error)
+            && !WholeIndex::<F, L>::is_unknown(error)
         {
             // The index is empty, so no leaf refers to them.
             for (_, stored) in collected.records() {
@@ -76,11 +70,11 @@ where
         let mut position = 0;
         let mut last: Option<Vec<u8>> = None;
         loop {
-            let together = source.by_ref().take(BLOCKS_PER_BATCH).collect::<Result<Vec<_>, _>>()?;
+            let together = source.by_ref().take(LOADED_PER_BATCH).collect::<Result<Vec<_>, _>>()?;
             if together.is_empty() {
                 return Ok(());
             }
-            // Check the records before blocks are written for any that the design would refuse.
+            // Check the records before blocks are written for any that the index would refuse.
             for (key, value) in &together {
                 Self::check(key, value)?;
                 if last.as_ref().is_some_and(|last| last >= key) {
@@ -88,20 +82,11 @@ where
                 }
                 (last, position) = (Some(key.clone()), position + 1);
             }
-            let over = self.over();
-            let written = together.iter().map(async |(key, value)| match over.inline(key, value) {
-                Some(_) => Ok(None),
-                None => over.write_block(value).await.map(|(block, _)| Some(block)),
-            });
-            let written: Vec<Result<Option<BlockRef>, IndexError>> = all(written).await;
+            let written = self.over().store_all(&together).await;
             let mut outcome = Ok(());
-            for ((key, value), block) in together.iter().zip(written) {
-                match block {
-                    Ok(Some(block)) => collected.push(key, &block.to_stored()),
-                    Ok(None) => {
-                        let stored = over.inline(key, value);
-                        collected.push(key, stored.as_deref().unwrap_or_default());
-                    }
+            for ((key, _), stored) in together.iter().zip(written) {
+                match stored {
+                    Ok((stored, _)) => collected.push(key, &stored),
                     Err(error) => outcome = Err(error),
                 }
             }

@@ -5,12 +5,12 @@
 
 use super::BlockOptions;
 use super::cache::BlockCache;
-use crate::IndexError;
-use crate::{CacheCounters, LiveCounters};
+use super::client::BlockClient;
+use super::space::{BlockSpace, BlockUsage};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
+use farleaf_index::{CacheCounters, IndexError, LiveCounters};
 use farleaf_page::Layout;
-use farleaf_pool::remote::{BlockClient, BlockSpace, BlockUsage};
 
 /// The value blocks of one process: their space, and the cached ones.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub struct SharedBlocks {
 }
 
 impl SharedBlocks {
-    /// Creates the state of an index without blocks. The options of the design do not matter.
+    /// Creates the state of an index without blocks. The other options do not matter.
     ///
     /// # Errors
     /// [`IndexError::InvalidArgument`] if an option is out of range.

@@ -6,9 +6,9 @@
 use super::BlockIndex;
 use super::below::BlockReferences;
 use super::handle::{BLOCKS_PER_BATCH, BlockEdit, BlockOperations, NewLeafValue};
-use crate::together::{all, join};
-use crate::{EditAnswer, IndexAdmin, IndexError, rounds};
 use farleaf_fabric::Fabric;
+use farleaf_index::together::{all, join};
+use farleaf_index::{EditAnswer, IndexError, rounds};
 use farleaf_page::{EditAction, Layout};
 use farleaf_pool::remote::RemoteError;
 use smallvec::SmallVec;
@@ -22,12 +22,7 @@ const GROUP: usize = 16;
 type SentEdit<'a> = (usize, BlockEdit<'a>, Option<NewLeafValue<'a>>);
 type BlockEditOutcome<E> = Result<EditAnswer<Vec<u8>>, E>;
 
-impl<I, F, L> BlockIndex<I, F, L>
-where
-    I: IndexAdmin<Key = [u8], Value = [u8]>,
-    F: Fabric,
-    L: Layout<Key = [u8], Value = [u8]>,
-{
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> BlockIndex<F, L> {
     pub(super) async fn execute_batch(
         &self,
         edits: &[BlockEdit<'_>],

@@ -10,24 +10,22 @@
 //! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
 
 use super::below::PartOfIndex;
+use super::former::FormerStep;
 use super::handle::BlockOperations;
+use super::load::LOADED_PER_BATCH;
 use super::shared::{SharedBlocks, ValueBlocks};
-use crate::CacheCounters;
-use crate::together::all;
-use crate::{
-    EditAnswer, KeyedRecords, LeafEdit, PartIndex, PartValues, ReclaimOutcome, ScanEnd,
-    ScanRequest, ValueForm,
-};
 use farleaf_fabric::Fabric;
+use farleaf_index::{
+    CacheCounters, EditAnswer, KeyedRecords, LeafEdit, PartIndex, PartValues, ReclaimOutcome,
+    ScanEnd, ScanRequest, ValueForm,
+};
 use farleaf_page::{BlockRef, Layout, LengthError, StoredValue};
-use farleaf_pool::remote::{FormerStep, RemoteError, RpcClient};
+use farleaf_pool::remote::{RemoteError, RpcClient};
 use farleaf_pool::wire::{RecordRoom, check_sent};
 use std::ops::Bound;
 
 /// Records of one step of looking for free blocks of former incarnations.
 const NOTED_PER_BATCH: usize = 256;
-/// Blocks of a bulk load that are written together.
-const BLOCKS_PER_BATCH: usize = 16;
 
 /// Longer values are in blocks beside the leaves.
 #[derive(Clone, Copy, Debug)]
@@ -146,18 +144,11 @@ impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> PartValues<F, L> for ValueB
         blocks: &mut Vec<BlockRef>,
     ) -> Result<(), RemoteError> {
         let over = self.above(part);
-        for together in records.chunks_mut(BLOCKS_PER_BATCH) {
-            let written = together.iter().map(async |(key, value)| match over.inline(key, value) {
-                Some(stored) => Ok((stored.into_owned(), None)),
-                None => {
-                    let (block, _) = over.write_block(value).await?;
-                    Ok((block.to_stored().to_vec(), Some(block)))
-                }
-            });
-            let written: Vec<Result<_, RemoteError>> = all(written).await;
+        for together in records.chunks_mut(LOADED_PER_BATCH) {
+            let written = over.store_all(together).await;
             let mut outcome = Ok(());
-            for ((_, value), written) in together.iter_mut().zip(written) {
-                match written {
+            for ((_, value), stored) in together.iter_mut().zip(written) {
+                match stored {
                     Ok((stored, block)) => {
                         *value = stored;
                         blocks.extend(block);

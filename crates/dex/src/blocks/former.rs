@@ -25,7 +25,7 @@ const MAX_NOTED: usize = 1 << 20;
 
 /// What comes next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FormerStep {
+pub(super) enum FormerStep {
     /// Scan the stored values from this key on, and note the references in them.
     Scan(Bound<Vec<u8>>),
     /// Wait for operations that began before the end of the scan.

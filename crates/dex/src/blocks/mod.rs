@@ -1,21 +1,25 @@
-//! Values of up to 1 MiB, for any design whose keys and values are byte strings: [`Blocks`] keeps
-//! longer values in immutable blocks beside the leaves, and leaves refer to them.
+//! Values of up to 1 MiB for keys and values that are byte strings: longer values are in immutable
+//! blocks beside the leaves, and leaves refer to them.
 //!
 //! ```text
-//! leaf record:  key │ value, if it is short             Blocks<D>
+//! leaf record:  key │ value, if it is short
 //!               key │ [address][length][check] ──▶ block: the value's words and nothing else
-//!                      └──────── design D ────────┘        └─ written once, READ by its exact size
+//!                      └───────── tree ─────────┘         └─ written once, READ by its exact size
 //! ```
 //!
-//! The underlying design depends on blocks in only one way: an edit that takes away a value with a
-//! reference's length returns it ([`farleaf_page::EditAnswer::found`]), so that the block can be
-//! freed. Its pages, messages and protocols are the same.
+//! [`DexWithBlocks`] has blocks above a whole index, whose compute servers are in one process;
+//! [`InBlocks`] above one compute server's part, for compute servers that are processes of their
+//! own. Both run the same operations (`handle.rs`) on what is below (`below.rs`).
+//!
+//! The tree depends on blocks in only one way: an edit that takes away a value with a reference's
+//! length returns it ([`farleaf_page::EditAnswer::found`]), so that the block can be freed. Its
+//! pages, messages and protocols are the same.
 //!
 //! The files of this folder enforce three of the invariants of blocks. A reference is stored only
 //! after its block is written (blocks.X1). The operation that took a reference out of a leaf frees
-//! the block, but only after [`crate::RangeIndex::flush`] and a grace period, because until
-//! then the leaf may be only in a cache (blocks.X4). A block of an operation of unknown outcome is
-//! abandoned (blocks.X8).
+//! the block, but only after [`farleaf_index::RangeIndex::flush`] and a grace period, because
+//! until then the leaf may be only in a cache (blocks.X4). A block of an operation of unknown
+//! outcome is abandoned (blocks.X8).
 //!
 //! *Thread safety*: handles belong to their endpoints' threads; the space and the cache are shared
 //! by the handles of a process.
@@ -23,26 +27,30 @@
 mod batch;
 mod below;
 mod cache;
+mod client;
+mod former;
 mod handle;
 mod load;
 mod options;
 mod part;
 mod shared;
+mod space;
 
+pub use client::BlockClient;
 pub use handle::BlockIndex;
 pub use options::{BlockOptions, MAX_LOST};
 pub use part::InBlocks;
 pub use shared::{SharedBlocks, ValueBlocks};
+pub use space::{BlockSpace, BlockUsage};
 
-use super::{Design, IndexError, ValueForm};
+use crate::Dex;
 use farleaf_fabric::Fabric;
+use farleaf_index::{Design, IndexError, ValueForm};
 use farleaf_page::Layout;
-use farleaf_pool::remote::BlockUsage;
-use std::marker::PhantomData;
 
-/// Design `D` with value blocks.
+/// DEX with value blocks.
 #[derive(Clone, Copy, Debug)]
-pub struct Blocks<D>(PhantomData<D>);
+pub struct DexWithBlocks;
 
 /// The compute side of an index with value blocks.
 #[derive(Clone, Debug)]
@@ -52,7 +60,7 @@ pub struct BlockCompute<C> {
 }
 
 impl<C> BlockCompute<C> {
-    /// The compute side of the underlying design.
+    /// The compute side of the index without blocks.
     pub fn design(&self) -> &C {
         &self.design
     }
@@ -63,28 +71,28 @@ impl<C> BlockCompute<C> {
     }
 }
 
-impl<L: Layout<Key = [u8], Value = [u8]>, D: Design<L>> Design<L> for Blocks<D> {
-    const NAME: &'static str = D::NAME;
+impl<L: Layout<Key = [u8], Value = [u8]>> Design<L> for DexWithBlocks {
+    const NAME: &'static str = <Dex as Design<L>>::NAME;
 
-    type Options = BlockOptions<D::Options>;
-    type Compute = BlockCompute<D::Compute>;
-    type Index<F: Fabric> = BlockIndex<D::Index<F>, F, L>;
+    type Options = BlockOptions<<Dex as Design<L>>::Options>;
+    type Compute = BlockCompute<<Dex as Design<L>>::Compute>;
+    type Index<F: Fabric> = BlockIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
-        D::create(fabric, &options.design).await?;
+        <Dex as Design<L>>::create(fabric, &options.design).await?;
         Ok(<InBlocks as ValueForm<L>>::mark(fabric).await?)
     }
 
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
         let shared = SharedBlocks::new(options)?;
-        Ok(BlockCompute { design: D::compute(&options.design)?, shared })
+        Ok(BlockCompute { design: <Dex as Design<L>>::compute(&options.design)?, shared })
     }
 
     async fn open_handle<F: Fabric>(
         fabric: F,
         compute: &Self::Compute,
     ) -> Result<Self::Index<F>, IndexError> {
-        let design = D::open_handle(fabric.clone(), &compute.design).await?;
+        let design = <Dex as Design<L>>::open_handle(fabric.clone(), &compute.design).await?;
         Ok(BlockIndex::new(design, ValueBlocks::new(&compute.shared, fabric)))
     }
 
@@ -95,10 +103,6 @@ impl<L: Layout<Key = [u8], Value = [u8]>, D: Design<L>> Design<L> for Blocks<D> 
     }
 
     fn cached_bytes(compute: &Self::Compute) -> u64 {
-        D::cached_bytes(&compute.design) + compute.shared.cached_bytes()
-    }
-
-    fn local_bytes(compute: &Self::Compute) -> u64 {
-        D::local_bytes(&compute.design)
+        <Dex as Design<L>>::cached_bytes(&compute.design) + compute.shared.cached_bytes()
     }
 }

@@ -47,13 +47,13 @@ const STEPS: usize = 8;
 
 /// A size of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct SizeClass(u8);
+pub(super) struct SizeClass(u8);
 
 impl SizeClass {
     const COUNT: usize = Self::of(MAX_BLOCK_BYTES).0 as usize + 1;
 
     /// The smallest class whose blocks hold `bytes` bytes, at most [`MAX_BLOCK_BYTES`].
-    pub(crate) const fn of(bytes: usize) -> Self {
+    pub(super) const fn of(bytes: usize) -> Self {
         if bytes <= MIN_BYTES {
             return Self(0);
         }
@@ -64,7 +64,7 @@ impl SizeClass {
     }
 
     /// The size of the class's blocks.
-    pub(crate) const fn bytes(self) -> u64 {
+    pub(super) const fn bytes(self) -> u64 {
         let class = self.0 as usize;
         let base = MIN_BYTES << (class / STEPS);
         (base + class % STEPS * (base / STEPS)) as u64
@@ -79,14 +79,14 @@ impl SizeClass {
 
 /// A block's address and size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BlockPlace {
+pub(super) struct BlockPlace {
     at: GlobalAddr,
     class: SizeClass,
 }
 
 impl BlockPlace {
     /// The place of a block.
-    pub(crate) fn of(block: BlockRef) -> Self {
+    pub(super) fn of(block: BlockRef) -> Self {
         Self { at: block.at, class: SizeClass::of(block.bytes) }
     }
 
@@ -98,7 +98,7 @@ impl BlockPlace {
 
 /// What an operation that has found no memory can wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AwaitedBlocks {
+pub(super) enum AwaitedBlocks {
     /// Memory has become free since.
     Free,
     /// Another task writes leaves back that have lost blocks, or another operation has a new block
@@ -114,7 +114,7 @@ pub enum AwaitedBlocks {
 
 /// A new block whose operation has not ended. Drop it once the block's fate is decided.
 #[derive(Debug)]
-pub struct UnendedBlock(Arc<BlockSpace>);
+pub(super) struct UnendedBlock(Arc<BlockSpace>);
 
 impl Drop for UnendedBlock {
     fn drop(&mut self) {
@@ -151,7 +151,7 @@ pub struct BlockSpace {
 
 /// An edit that may take references out of leaves. Dropping it ends the edit.
 #[derive(Debug)]
-pub struct BlockEditInFlight<'a>(&'a AtomicU64);
+pub(super) struct BlockEditInFlight<'a>(&'a AtomicU64);
 
 impl Drop for BlockEditInFlight<'_> {
     fn drop(&mut self) {
@@ -374,7 +374,7 @@ impl BlockSpace {
     }
 
     /// Frees a block to which no leaf has ever referred and whose WRITE can no longer land.
-    pub(crate) fn give_back(&self, place: BlockPlace) {
+    pub(super) fn give_back(&self, place: BlockPlace) {
         let mut inner = lock(&self.inner);
         inner.count_out(place);
         inner.free(place);
@@ -383,7 +383,7 @@ impl BlockSpace {
     /// Takes back a block whose reference a leaf has lost. Returns whether so many are waiting that
     /// the leaves should be written back, and [`BlockSpace::lost`] be called. If that fails, it is
     /// due again only after some more.
-    pub(crate) fn lose(&self, place: BlockPlace) -> bool {
+    pub(super) fn lose(&self, place: BlockPlace) -> bool {
         let mut inner = lock(&self.inner);
         inner.count_out(place);
         inner.lost.push(place);
@@ -395,7 +395,7 @@ impl BlockSpace {
 
     /// Takes out the blocks that leaves have lost so far. Once these leaves are in the pool, call
     /// [`LostBlocks::rest`].
-    pub(crate) fn lost(&self) -> LostBlocks<'_> {
+    pub(super) fn lost(&self) -> LostBlocks<'_> {
         let mut inner = lock(&self.inner);
         inner.lost_bytes = 0;
         inner.writing_back += usize::from(!inner.lost.is_empty());
@@ -417,7 +417,7 @@ impl BlockSpace {
     /// Begins an edit that may take references out of leaves. Nothing needs to be counted if there
     /// are no chunks of former incarnations.
     #[inline]
-    pub(crate) fn edit(&self) -> Option<BlockEditInFlight<'_>> {
+    pub(super) fn edit(&self) -> Option<BlockEditInFlight<'_>> {
         if !self.has_former.load(Ordering::Relaxed) {
             return None;
         }
@@ -564,19 +564,19 @@ impl BlockSpaceInner {
 
 /// Blocks that leaves have lost. If this is dropped before they rest, they count as lost again.
 #[derive(Debug)]
-pub struct LostBlocks<'a> {
+pub(super) struct LostBlocks<'a> {
     space: &'a BlockSpace,
     places: Vec<BlockPlace>,
 }
 
 impl LostBlocks<'_> {
     /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
     /// The leaves are in the pool: the blocks can be reused from `due_ns` on.
-    pub(crate) fn rest(mut self, due_ns: u64) {
+    pub(super) fn rest(mut self, due_ns: u64) {
         let places = std::mem::take(&mut self.places);
         let mut inner = lock(&self.space.inner);
         inner.writing_back -= usize::from(!places.is_empty());

@@ -3,8 +3,10 @@
 //!
 //! *Thread safety*: that of the index below.
 
-use crate::{EditAnswer, IndexAdmin, IndexError, LeafEdit, PartIndex};
+use crate::Dex;
 use farleaf_fabric::Fabric;
+use farleaf_index::partition::RoutedIndex;
+use farleaf_index::{EditAnswer, IndexError, LeafEdit, PartIndex, RangeIndex};
 use farleaf_page::Layout;
 use farleaf_pool::remote::RemoteError;
 use std::marker::PhantomData;
@@ -36,9 +38,9 @@ pub(super) trait BlockReferences {
 }
 
 /// A whole index.
-pub(super) struct WholeIndex<'a, I>(pub(super) &'a I);
+pub(super) struct WholeIndex<'a, F: Fabric, L: Layout>(pub(super) &'a RoutedIndex<Dex, F, L>);
 
-impl<I: IndexAdmin<Key = [u8], Value = [u8]>> BlockReferences for WholeIndex<'_, I> {
+impl<F: Fabric, L: Layout<Key = [u8], Value = [u8]>> BlockReferences for WholeIndex<'_, F, L> {
     type Error = IndexError;
 
     fn is_unknown(error: &IndexError) -> bool {

@@ -2,7 +2,7 @@
 //!
 //! *Thread safety*: plain values.
 
-use crate::IndexError;
+use farleaf_index::IndexError;
 
 /// Default of [`BlockOptions::most_lost`].
 pub const MAX_LOST: u64 = 16_384;
@@ -10,7 +10,7 @@ pub const MAX_LOST: u64 = 16_384;
 /// Options of an index with value blocks. All handles of an index should use the same options.
 #[derive(Clone, Debug)]
 pub struct BlockOptions<O> {
-    /// The options of the underlying design.
+    /// The options of the index without blocks; `()` for the part of one compute server.
     pub design: O,
     /// Values of at most this many bytes are stored in leaves, if they fit there beside their keys.
     pub inline_bytes: usize,
