@@ -1,7 +1,7 @@
 //! Checks the form of every answer, before the other checkers look at its content.
 
 use super::CheckVerdict;
-use crate::history::{ClientAction, ClientOperation, History, OperationOutcome};
+use crate::{ClientAction, ClientOperation, History, OperationOutcome};
 use farleaf_index::Exchange;
 
 /// Checks that answers fit their operations: a multi-get answers for each key, and a

@@ -8,7 +8,8 @@
 
 use super::CheckVerdict;
 use super::observations::{ObservationStep, facts_by_key};
-use crate::history::{ClientAction, ClientOperation, History, OperationOutcome, StateFormatter};
+use crate::history::StateFormatter;
+use crate::{ClientAction, ClientOperation, History, OperationOutcome};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Checks the contents `found` after a crash that ended `history`, except for the keys of `damaged`
