@@ -14,6 +14,7 @@ mod scan;
 
 use crate::History;
 
+pub use answers::check_answers;
 pub use flushed::check_flushed;
 pub use kept::{check_kept, values_written};
 pub use linearizable::{DEFAULT_BUDGET, check_linearizable, unexplained_keys};
