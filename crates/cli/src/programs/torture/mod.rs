@@ -174,8 +174,11 @@ fn torture<L: ClusterLayout + NamedLayout>(
     mut faults: FaultInjector,
 ) -> anyhow::Result<bool> {
     let stop = StopSignal::on_signals().context("cannot catch signals")?;
-    let first = connection.run(async |client| client.scan(&ScanRequest::range(..).limit(1)).await);
-    if !first.context("cannot read the index")?.is_empty() {
+    let is_empty = connection.run(async |client| {
+        let first = client.scan(&ScanRequest::range(..).limit(1)).await?;
+        Ok::<_, IndexError>(first.is_empty())
+    });
+    if !is_empty.context("cannot read the index")? {
         return usage(format!(
             "the index is not empty, and torture changes only an index of its own: empty it with \
              `farleaf client --dir {} clear`",
@@ -190,7 +193,7 @@ fn torture<L: ClusterLayout + NamedLayout>(
         let clients = std::thread::Builder::new().name("clients".to_owned());
         let clients = clients.spawn_scoped(scope, || {
             connection.run_all(arguments.clients, async |client, number| {
-                run.work(&ByName::with(client, TortureNames), number).await;
+                run.work(&ByName::<L, _, _>::with(client, TortureNames), number).await;
                 Ok::<_, IndexError>(())
             })
         })?;
@@ -215,7 +218,8 @@ fn torture<L: ClusterLayout + NamedLayout>(
     if trouble.is_none() {
         bar.set_message("reading every key");
         let read = connection.run(async |client| {
-            read_all_ways(&run, &ByName::with(client, TortureNames), arguments.clients).await
+            read_all_ways(&run, &ByName::<L, _, _>::with(client, TortureNames), arguments.clients)
+                .await
         });
         match read.context("cannot read the keys") {
             Ok((contents, difference)) => {
