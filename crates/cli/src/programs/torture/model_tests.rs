@@ -3,6 +3,7 @@
 
 use super::verdict::judge;
 use super::workload::{TortureNames, TortureRun};
+use farleaf_cluster::stop::StopSignal;
 use farleaf_fabric::{FabricError, ServerId, Uncertainty, now_or_never};
 use farleaf_index::{
     ByName, EditAction, EditAnswer, IndexError, KeyedRecords, LeafEdit, Naming, RangeIndex,
@@ -100,15 +101,15 @@ impl RangeIndex for FaultyModel {
 fn run_on(model: &FaultyModel) -> (TortureRun, Option<String>) {
     let run = TortureRun::new(40, 1, Duration::from_secs(1));
     std::thread::scope(|scope| {
-        let is_enough =
-            || run.progress().split(' ').next().is_some_and(|count| count.contains(','));
-        let end = || {
-            while !is_enough() && run.elapsed() < Duration::from_secs(20) {
-                farleaf_cluster::stop::StopSignal::default().wait(Duration::from_millis(1));
+        let run = &run;
+        let ends = scope.spawn(move || {
+            // From 1,000 on the count has a comma.
+            let is_enough = |said: String| said.split(' ').next().is_some_and(|n| n.contains(','));
+            while !is_enough(run.progress()) && run.elapsed() < Duration::from_secs(20) {
+                StopSignal::default().wait(Duration::from_millis(1));
             }
             run.end();
-        };
-        let ends = scope.spawn(end);
+        });
         now_or_never(run.work(model, 0));
         ends.join().unwrap();
     });
