@@ -58,6 +58,8 @@ enum FarleafCommand {
     Shell(programs::shell::ShellArguments),
     /// Show the load of a cluster live
     Top(programs::top::TopArguments),
+    /// Change a cluster while its servers are killed, and check that nothing was lost
+    Torture(Box<programs::torture::TortureArguments>),
 }
 
 /// Commands of the program for research, which this one had too.
@@ -93,7 +95,7 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => {
             let missing = "a command is missing: demo, memory-server, compute-server, cluster, status, \
-                           client, shell or top; see `farleaf --help`";
+                           client, shell, top or torture; see `farleaf --help`";
             return exit::explain(&error, missing);
         }
     };
@@ -108,6 +110,7 @@ fn main() -> ExitCode {
         FarleafCommand::Client(arguments) => programs::client::run(&arguments),
         FarleafCommand::Shell(arguments) => programs::shell::run(&arguments),
         FarleafCommand::Top(arguments) => programs::top::run(&arguments).map(|()| true),
+        FarleafCommand::Torture(arguments) => programs::torture::run(&arguments),
         FarleafCommand::Cluster(arguments) => programs::cluster::run(&arguments),
         FarleafCommand::Move(arguments) => programs::moves::move_keys(&arguments).map(|()| true),
         FarleafCommand::Drain(arguments) => programs::moves::drain(&arguments).map(|()| true),

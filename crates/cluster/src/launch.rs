@@ -7,6 +7,7 @@
 //! D/token           the cluster's token, mode 600       D/compute-0.log  …
 //! D/catalog.json    the catalog's state                 D/memory-0.socket  over shm
 //! D/catalog.address the catalog's address               D/launcher.pid
+//! D/launcher.json   how it restarts servers ([`LauncherRecord`])
 //! ```
 //!
 //! *Invariants*: U1. Only one launcher uses the folder at a time. U2. When the launcher ends, for
@@ -30,8 +31,10 @@ use crate::stop::StopSignal;
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::SocketAddr;
@@ -43,8 +46,7 @@ use std::time::Duration;
 
 /// Poll interval of the processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Maximum number of restarts of one server within the period below.
-const RESTARTS: usize = 5;
+/// The period of [`LaunchOptions::max_restarts`].
 const RESTARTS_WITHIN: Duration = Duration::from_secs(60);
 /// How long the servers of a launcher that was killed may take to end, beyond the time limit for
 /// ending: the kernel has sent them SIGTERM.
@@ -71,12 +73,47 @@ pub struct LaunchOptions {
     pub compute_flags: Vec<OsString>,
     /// Whether to restart servers that die.
     pub restart: bool,
+    /// Maximum number of restarts of one server within a minute.
+    pub max_restarts: usize,
+    /// The term of the servers' leases in the catalog, which `memory_flags` and `compute_flags`
+    /// have, too.
+    pub term: Duration,
     /// Timeout for the cluster to begin serving.
     pub ready_within: Duration,
     /// How long a server may take to end before it is killed.
     pub end_within: Duration,
     /// The program with the commands `memory-server` and `compute-server`.
     pub program: PathBuf,
+}
+
+/// What a launcher says of itself in its folder, for programs that kill its servers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LauncherRecord {
+    /// The launcher's process.
+    pub pid: u32,
+    /// Whether it restarts servers that die.
+    pub restart: bool,
+    /// It gives a server up that needs more restarts than this within the period.
+    pub max_restarts: usize,
+    pub restart_period_seconds: f64,
+    /// The term of the servers' leases.
+    pub term_seconds: f64,
+}
+
+/// The kinds of servers that a launcher starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ServerKind {
+    Memory,
+    Compute,
+}
+
+impl fmt::Display for ServerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Memory => "memory",
+            Self::Compute => "compute",
+        })
+    }
 }
 
 /// The files of a launcher's folder that other programs may read.
@@ -99,6 +136,28 @@ impl LauncherFolder {
             .map_err(|error| ConfigError::File { path: path.clone(), error })?;
         text.trim().parse().map_err(|why| ConfigError::Content { path, why })
     }
+
+    /// What the launcher says of itself.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if no launcher of this version runs in the folder.
+    pub fn launcher(&self) -> Result<LauncherRecord, ConfigError> {
+        let path = self.0.join("launcher.json");
+        let text = fs::read_to_string(&path)
+            .map_err(|error| ConfigError::File { path: path.clone(), error })?;
+        let content =
+            |error: serde_json::Error| ConfigError::Content { path, why: error.to_string() };
+        serde_json::from_str(&text).map_err(content)
+    }
+
+    /// The process of a server; `None` if it does not run.
+    pub fn pid(&self, kind: ServerKind, number: u16) -> Option<u32> {
+        fs::read_to_string(self.file(kind, number, "pid")).ok()?.trim().parse().ok()
+    }
+
+    fn file(&self, kind: ServerKind, number: u16, ending: &str) -> PathBuf {
+        self.0.join(format!("{kind}-{number}.{ending}"))
+    }
 }
 
 /// Makes this process end when its parent, process `parent`, ends.
@@ -113,12 +172,6 @@ pub fn end_with_parent(parent: u32) -> io::Result<()> {
     } else {
         Err(io::Error::new(io::ErrorKind::NotFound, "the launcher has ended"))
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ServerKind {
-    Memory,
-    Compute,
 }
 
 /// A server, running or not.
@@ -150,18 +203,11 @@ impl LaunchedServer {
     }
 
     fn file(&self, folder: &Path, ending: &str) -> PathBuf {
-        let kind = match self.kind {
-            ServerKind::Memory => "memory",
-            ServerKind::Compute => "compute",
-        };
-        folder.join(format!("{kind}-{}.{ending}", self.number))
+        LauncherFolder(folder.to_owned()).file(self.kind, self.number, ending)
     }
 
     fn name(&self) -> String {
-        match self.kind {
-            ServerKind::Memory => format!("memory server {}", self.number),
-            ServerKind::Compute => format!("compute server {}", self.number),
-        }
+        format!("{} server {}", self.kind, self.number)
     }
 
     fn pid(&self) -> Option<u32> {
@@ -348,7 +394,7 @@ impl Launcher<'_> {
         }
         let recent = |at: &Duration| now.saturating_sub(*at) < RESTARTS_WITHIN;
         server.restarts.retain(recent);
-        if was_asked || server.restarts.len() < RESTARTS {
+        if was_asked || server.restarts.len() < self.options.max_restarts {
             if !was_asked {
                 server.restarts.push_back(now);
             }
@@ -629,6 +675,16 @@ pub fn run(
         (0..options.memory_servers).map(|number| LaunchedServer::new(ServerKind::Memory, number));
     let compute =
         (0..options.compute_servers).map(|number| LaunchedServer::new(ServerKind::Compute, number));
+    let record = LauncherRecord {
+        pid: std::process::id(),
+        restart: options.restart,
+        max_restarts: options.max_restarts,
+        restart_period_seconds: RESTARTS_WITHIN.as_secs_f64(),
+        term_seconds: options.term.as_secs_f64(),
+    };
+    let record = serde_json::to_string(&record)
+        .map_err(|error| ProgramError::Failed(format!("cannot write launcher.json: {error}")))?;
+    written(config::replace_file(&folder.join("launcher.json"), &format!("{record}\n")))?;
     let mut launcher = Launcher {
         options,
         folder,
@@ -656,7 +712,7 @@ pub fn run(
     });
     launcher.end_all();
     // These files belong to this run, which has ended.
-    for name in ["launcher.pid", "catalog.address"] {
+    for name in ["launcher.pid", "launcher.json", "catalog.address"] {
         let _ = fs::remove_file(launcher.folder.join(name));
     }
     result.map(|()| launcher.is_well)

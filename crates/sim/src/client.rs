@@ -8,13 +8,13 @@
 //! *Thread safety*: a [`RunBoard`] is shared by all clients of a run.
 
 use crate::death::DeathAt;
-use crate::history::{ClientAction, HistoryRecorder, InvokedOperation, OperationOutcome};
 use crate::scenario::{DesignSpec, ErrorKind, LoadSpec, ProcessesSpec, Scenario};
 use crate::spread::SpreadNames;
 use crate::workload::{self, SimOperationStream};
 use farleaf_fabric::sim::SimControl;
 use farleaf_fabric::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{AnyFabric, Fabric, FabricError, Work};
+use farleaf_history::{ClientAction, HistoryRecorder, InvokedOperation, OperationOutcome};
 use farleaf_index::CacheCounters;
 use farleaf_index::{
     AnyCompute, AnyIndex, ByName, IndexAdmin, IndexError, RangeIndex, ScanRequest,

@@ -12,11 +12,9 @@
 //! *Thread safety*: a run is one thread.
 
 use crate::audit::{AuditedContents, Reader};
-use crate::checker::{CheckVerdict, check_all_kept, check_kept, values_written};
 use crate::client::{self, ActiveClient, ObserverGuard, RunBoard, join_all};
 use crate::death::DeathAt;
 use crate::form::SimulatedLayout;
-use crate::history::ClientAction;
 use crate::inspect::{ExpectedState, InspectedPool};
 use crate::reshaping::mover;
 use crate::rounds::play_round;
@@ -28,6 +26,8 @@ use farleaf_dex::Dex;
 use farleaf_fabric::sim::{SimCluster, SimControl};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, GlobalAddr, Provider};
+use farleaf_history::ClientAction;
+use farleaf_history::checker::{CheckVerdict, check_all_kept, check_kept, values_written};
 use farleaf_index::OwnedRange;
 use farleaf_index::partition::{ComputePool, end_former_incarnation, fence_former_incarnation};
 use farleaf_index::{

@@ -1,22 +1,21 @@
 //! Simulates a whole cluster on one thread, in virtual time, and checks the outcome.
 //!
 //! A [`Scenario`] is data: cluster, design, faults and workload. [`run_seed`] runs it once, and
-//! [`run_design`] runs it on a design of another crate. [`history`] records every client's
-//! operations and their answers, and [`checker`] decides whether a correct index could have given
-//! these answers. [`run_command`] is the command `farleaf-lab sim`.
+//! [`run_design`] runs it on a design of another crate. Each run records every client's operations
+//! and their answers as a [`farleaf_history::History`], and [`farleaf_history::checker`] decides
+//! whether a correct index could have given these answers. [`run_command`] is the command
+//! `farleaf-lab sim`.
 //!
 //! *Thread safety*: a run is one thread; runs share nothing, so they can go side by side.
 
 #![forbid(unsafe_code)]
 
 mod audit;
-pub mod checker;
 mod client;
 mod command;
 mod crash;
 mod death;
 mod form;
-pub mod history;
 mod inspect;
 mod mutants;
 mod process_spec;

@@ -14,7 +14,6 @@
 //!
 //! *Thread safety*: a run is one thread.
 
-use crate::checker::{CheckVerdict, check_flushed};
 use crate::client::{self, RunBoard, join_all, settle};
 use crate::form::IndexForm;
 use crate::inspect::{ExpectedState, InspectedPool, at_the_end, watch};
@@ -27,6 +26,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{SimCluster, SimFabric};
 use farleaf_fabric::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 use farleaf_fabric::{Calls, Cluster, Cpu, Fabric, Provider, Region, ReplySink, ServiceCall};
+use farleaf_history::checker::{CheckVerdict, check_flushed};
 use farleaf_index::client::{Acknowledged, ClientIndex, ClientOptions, ServerDirectory};
 use farleaf_index::partition::{
     Balancer, ComputeServer, MapState, MapStore, PartitionMap, PutOutcome, RequestQueues,

@@ -2,13 +2,13 @@
 //!
 //! *Thread safety*: a run is one thread.
 
-use crate::checker::{CheckVerdict, check};
 use crate::client::RunBoard;
 use crate::death::DeathAt;
-use crate::history::History;
 use crate::scenario::Scenario;
 use farleaf_fabric::RpcService;
 use farleaf_fabric::sim::{LastWords, SimCluster};
+use farleaf_history::History;
+use farleaf_history::checker::{CheckVerdict, check};
 use std::collections::BTreeMap;
 
 /// Runs `clients` on an index with these contents, until the `dying` compute servers die; without

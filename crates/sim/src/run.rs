@@ -6,12 +6,10 @@
 //!
 //! *Invariant*: equal scenarios and seeds give equal histories and verdicts.
 
-use crate::checker::{CheckVerdict, check, check_snapshots};
 use crate::client::{RunBoard, RunCounts, ServerDeath, client, observer};
 use crate::crash;
 use crate::death::DeathAt;
 use crate::form::{InShards, SimulatedLayout};
-use crate::history::{History, OperationOutcome};
 use crate::inspect::{ExpectedState, InspectedPool, InspectedTree, at_the_end, watch};
 use crate::processes;
 use crate::reshaping::{balancer, grower, lsm_worker, mover};
@@ -29,6 +27,8 @@ use farleaf_dlsm::Dlsm;
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Provider};
+use farleaf_history::checker::{CheckVerdict, check, check_snapshots};
+use farleaf_history::{History, OperationOutcome};
 use farleaf_index::CacheCounters;
 use farleaf_index::{
     AnyCompute, AnyDesign, ByName, Design, InLeaves, IndexError, RangeIndex, ScanRequest,

@@ -10,11 +10,9 @@
 //! *Thread safety*: a run is one thread.
 
 use crate::audit::{AuditedContents, Reader};
-use crate::checker::{CheckVerdict, check_kept};
 use crate::client::{self, ObserverGuard, RunBoard};
 use crate::death::DeathAt;
 use crate::form::SimulatedLayout;
-use crate::history::ClientAction;
 use crate::inspect::{InspectedPool, InspectedTree, watch};
 use crate::reshaping::lsm_worker;
 use crate::rounds::play_round;
@@ -26,6 +24,8 @@ use farleaf_dlsm::{Dlsm, DlsmOptions, LsmShard};
 use farleaf_fabric::sim::SimCluster;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Provider};
+use farleaf_history::ClientAction;
+use farleaf_history::checker::{CheckVerdict, check_kept};
 use farleaf_index::{AnyCompute, ByName, Design, IndexError};
 use farleaf_page::Layout;
 use farleaf_pool::server::MemoryServer;

@@ -7,8 +7,8 @@
 //!   upper half.
 //! - workload.W2. Every key space includes the smallest and the largest possible key.
 
-use crate::history::{ClientAction, OperationOutcome};
 use crate::scenario::{DistributionSpec, Weights, WorkloadSpec};
+use farleaf_history::{ClientAction, OperationOutcome};
 use farleaf_index::{Exchange, ScanRequest};
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::{RngExt, SeedableRng};

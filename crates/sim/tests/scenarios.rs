@@ -1,7 +1,7 @@
 //! Runs every scenario with a few seeds, and checks that it passes, that it is repeatable, and that
 //! it shows what it is meant to show.
 
-use farleaf_sim::history::{ClientAction, OperationOutcome};
+use farleaf_history::{ClientAction, OperationOutcome};
 use farleaf_sim::{
     DeathAt, DeathSchedule, RunOutcome, SCENARIOS, Scenario, Seeds, run_and_keep, run_command,
     run_mutants, run_random, run_seed, run_with_death,

@@ -57,7 +57,7 @@ const LIBRARY: [&str; 7] = [
 
 /// The crates, each with the project's crates that it may depend on: of the library so many of
 /// [`LIBRARY`], from the first, and others.
-const CRATES: [(&str, usize, &[&str]); 20] = [
+const CRATES: [(&str, usize, &[&str]); 21] = [
     ("fabric", 0, &[]),
     ("page", 1, &[]),
     ("pool", 2, &[]),
@@ -74,7 +74,8 @@ const CRATES: [(&str, usize, &[&str]); 20] = [
     // Uses the library only in its tests, which run every design over a device.
     ("fabric-verbs", 7, &["farleaf-suites"]),
     ("bench", 7, &["farleaf-suites"]),
-    ("sim", 7, &["farleaf-bench", "farleaf-designs"]),
+    ("history", 4, &[]),
+    ("sim", 7, &["farleaf-bench", "farleaf-designs", "farleaf-history"]),
     ("cluster", 6, &["farleaf-fabric-verbs", "farleaf-suites"]),
     // Uses the benchmarks, the simulator and the suites only in examples and tests; the CLI uses
     // this crate only in its tests.
@@ -84,7 +85,14 @@ const CRATES: [(&str, usize, &[&str]); 20] = [
     (
         "cli",
         6,
-        &["farleaf", "farleaf-bench", "farleaf-cluster", "farleaf-command-line", "farleaf-suites"],
+        &[
+            "farleaf",
+            "farleaf-bench",
+            "farleaf-cluster",
+            "farleaf-command-line",
+            "farleaf-history",
+            "farleaf-suites",
+        ],
     ),
     // Uses the suites only in tests of designs that are added.
     (

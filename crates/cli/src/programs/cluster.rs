@@ -109,6 +109,9 @@ pub(crate) struct ClusterArguments {
     /// Restart servers that die
     #[arg(long)]
     restart: bool,
+    /// Give a server up that has died more often than this within a minute
+    #[arg(long, value_name = "N", default_value = "5", value_parser = units::limited::<usize>(1, 1000))]
+    max_restarts: usize,
     /// Move keys away from busy compute servers
     #[arg(long)]
     balance: bool,
@@ -218,6 +221,8 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
         memory_flags: [&common[..], &pool, &threads, &keys, &page_bytes, &index].concat(),
         compute_flags,
         restart: arguments.restart,
+        max_restarts: arguments.max_restarts,
+        term: arguments.term_seconds,
         ready_within: arguments.ready_seconds,
         end_within: arguments.end_seconds,
         program: std::env::current_exe().context("cannot find the path of this program")?,

@@ -13,6 +13,7 @@ pub(crate) mod shell;
 pub(crate) mod status;
 mod terminal;
 pub(crate) mod top;
+pub(crate) mod torture;
 
 use anyhow::Context;
 use clap::{Args, CommandFactory};

@@ -17,5 +17,6 @@ mod spreading;
 mod standing;
 mod strings;
 mod tools;
+mod torturing;
 mod trees;
 mod watching;

@@ -11,7 +11,8 @@
 //!   the flush: what was lost before a flush it cannot save.
 
 use super::CheckVerdict;
-use crate::history::{ClientAction, ClientOperation, History, OperationOutcome, StateFormatter};
+use crate::history::StateFormatter;
+use crate::{ClientAction, ClientOperation, History, OperationOutcome};
 use std::collections::BTreeMap;
 
 /// A write of a key.

@@ -32,7 +32,7 @@ use super::observations::{
     CoveredKeys, KeyChange, KeyFact, ObservationStep, ObservedState, Precondition, facts_by_key,
     within,
 };
-use crate::history::{ClientAction, ClientOperation, History, OperationOutcome};
+use crate::{ClientAction, ClientOperation, History, OperationOutcome};
 use farleaf_index::ScanRequest;
 use std::collections::BTreeMap;
 

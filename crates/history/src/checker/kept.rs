@@ -9,9 +9,8 @@
 use super::CheckVerdict;
 use super::linearizable::{DEFAULT_BUDGET, check_linearizable};
 use super::observations::{ObservationStep, facts_by_key};
-use crate::history::{
-    ClientAction, ClientOperation, History, HistoryMoment, OperationOutcome, StateFormatter,
-};
+use crate::history::StateFormatter;
+use crate::{ClientAction, ClientOperation, History, HistoryMoment, OperationOutcome};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Checks the contents `found` after a crash that ended `history`, except for the keys of `damaged`

@@ -1,12 +1,12 @@
 //! Checks the form of every answer, before the other checkers look at its content.
 
 use super::CheckVerdict;
-use crate::history::{ClientAction, ClientOperation, History, OperationOutcome};
+use crate::{ClientAction, ClientOperation, History, OperationOutcome};
 use farleaf_index::Exchange;
 
 /// Checks that answers fit their operations: a multi-get answers for each key, and a
 /// compare-exchange that differs reports a value other than the expected one.
-pub(super) fn check_answers(history: &History) -> CheckVerdict {
+pub fn check_answers(history: &History) -> CheckVerdict {
     match history.operations.iter().find_map(|operation| Some((operation, fault(operation)?))) {
         None => CheckVerdict::Holds,
         Some((operation, fault)) => CheckVerdict::Violated(format!("{fault}\n  {operation}")),

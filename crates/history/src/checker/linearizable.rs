@@ -24,7 +24,8 @@ use super::CheckVerdict;
 use super::observations::{
     KeyChange, KeyFact, ObservationStep, ObservedState, Precondition, facts_by_key,
 };
-use crate::history::{ClientAction, History, StateFormatter};
+use crate::history::StateFormatter;
+use crate::{ClientAction, History};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -42,18 +43,32 @@ const UNNAMED: u32 = 1;
 /// Checks every key and reports the smallest one that fails. `budget` bounds the work for one key.
 pub fn check_linearizable(history: &History, budget: u64) -> CheckVerdict {
     let mut gave_up = None;
-    for (key, facts) in facts_by_key(history, true) {
-        match LinearizationSearch::new(history.initial.get(&key).copied(), &facts).run(budget) {
-            Ok(()) => {}
-            Err(SearchStop::Unexplained(at, states)) => {
-                return CheckVerdict::Violated(report(history, key, &facts, at, &states));
-            }
-            Err(SearchStop::TooLarge(why)) => {
-                gave_up.get_or_insert(CheckVerdict::GaveUp(format!("key {key}: {why}")));
-            }
+    for (_, verdict) in unexplained_keys(history, budget) {
+        match verdict {
+            CheckVerdict::GaveUp(_) => _ = gave_up.get_or_insert(verdict),
+            verdict => return verdict,
         }
     }
     gave_up.unwrap_or(CheckVerdict::Holds)
+}
+
+/// The keys, in ascending order, that are not shown to be linearizable, each with its verdict.
+/// `budget` bounds the work for one key.
+pub fn unexplained_keys(
+    history: &History,
+    budget: u64,
+) -> impl Iterator<Item = (u64, CheckVerdict)> {
+    facts_by_key(history, true).into_iter().filter_map(move |(key, facts)| {
+        let initial = history.initial.get(&key).copied();
+        let verdict = match LinearizationSearch::new(initial, &facts).run(budget) {
+            Ok(()) => return None,
+            Err(SearchStop::Unexplained(at, states)) => {
+                CheckVerdict::Violated(report(history, key, &facts, at, &states))
+            }
+            Err(SearchStop::TooLarge(why)) => CheckVerdict::GaveUp(format!("key {key}: {why}")),
+        };
+        Some((key, verdict))
+    })
 }
 
 /// Why a search ended early.

@@ -1,6 +1,6 @@
 //! Hand-written histories for the checkers' tests.
 
-use crate::history::{ClientAction, ClientOperation, History, HistoryMoment, OperationOutcome};
+use crate::{ClientAction, ClientOperation, History, HistoryMoment, OperationOutcome};
 
 /// Builds a history from (client, invoked, returned, action, outcome). Each time is also the
 /// event's order number.

@@ -12,11 +12,12 @@ mod linearizable;
 mod observations;
 mod scan;
 
-use crate::history::History;
+use crate::History;
 
+pub use answers::check_answers;
 pub use flushed::check_flushed;
 pub use kept::{check_all_kept, check_kept, values_written};
-pub use linearizable::{DEFAULT_BUDGET, check_linearizable};
+pub use linearizable::{DEFAULT_BUDGET, check_linearizable, unexplained_keys};
 pub use scan::{check_scans, check_snapshots};
 
 /// The result of a check.

@@ -10,7 +10,7 @@
 //! must return it; if not, there is a moment at which it is absent. A record that the scan returns
 //! was present at some moment.) So a scan is a read of every such key, like a multi-get.
 
-use crate::history::{ClientAction, History, OperationOutcome};
+use crate::{ClientAction, History, OperationOutcome};
 use farleaf_index::{Exchange, ScanRequest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;

@@ -2,7 +2,7 @@
 
 use super::super::fixtures::{history, unknown};
 use super::*;
-use crate::history::OperationOutcome;
+use crate::OperationOutcome;
 use farleaf_index::{Exchange, ScanRequest};
 use proptest::prelude::*;
 

@@ -4,7 +4,7 @@
 //! *Invariants*
 //! - history.H1. Every invocation and every return has its own order number, larger than those of
 //!   all earlier events of the run. An operation that returned before another was invoked has the
-//!   smaller return number, even within one nanosecond of virtual time.
+//!   smaller return number, even within one nanosecond.
 //! - history.H2. Operations are ordered by their invocations.
 //! - history.H3. The hash is a function of the operations alone, the same on every machine.
 //!
@@ -49,7 +49,7 @@ pub enum ClientAction {
 
 impl ClientAction {
     /// The action as an operation on one key, if it is one.
-    pub(crate) fn as_edit(&self) -> Option<LeafEdit<&u64, &u64>> {
+    pub fn as_edit(&self) -> Option<LeafEdit<&u64, &u64>> {
         use farleaf_index::EditAction as On;
         Some(match self {
             Self::Get(key) => LeafEdit { key, action: On::Get },
@@ -65,7 +65,7 @@ impl ClientAction {
     }
 
     /// Translates the answer of an operation on one key into an outcome.
-    pub(crate) fn outcome(&self, answer: EditAnswer<u64>) -> OperationOutcome {
+    pub fn outcome(&self, answer: EditAnswer<u64>) -> OperationOutcome {
         match self {
             Self::Get(_) => OperationOutcome::Value(answer.found),
             Self::Upsert(..) => OperationOutcome::Done,
@@ -123,7 +123,7 @@ impl OperationOutcome {
 pub struct HistoryMoment {
     /// Its position among all moments of the run.
     pub order: u64,
-    /// Virtual time, in nanoseconds.
+    /// The run's time, in nanoseconds; in the simulator it is virtual.
     pub at_ns: u64,
 }
 
