@@ -30,14 +30,44 @@ impl<L: Layout> LatchedNode<'_, L> {
     }
 }
 
+/// How often, and for how long each time in nanoseconds, a latched leaf is looked at until a WRITE
+/// of it has ended: several round trips.
+const WRITE_WAITS: u32 = 2_000;
+const WRITE_WAIT_NS: u64 = 1_000;
+
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Latches a node that is to be restructured.
     pub(super) fn latch<'a>(
         &self,
         node: OptimisticRef<'a, L>,
     ) -> Result<LatchedNode<'a, L>, Restart> {
-        let cache = self.client.cache();
+        self.latched(node, node.lock().ok_or(Restart::Busy)?)
+    }
+
+    /// Latches a node, usually a leaf, that is to be restructured. If answers wait until they are written, a WRITE
+    /// of a popular leaf is nearly always in flight. So this waits for the end of the one that it
+    /// meets: nobody can begin another one while the leaf is latched.
+    pub(super) async fn latch_leaf<'a>(
+        &self,
+        node: OptimisticRef<'a, L>,
+    ) -> Result<LatchedNode<'a, L>, Restart> {
         let guard = node.lock().ok_or(Restart::Busy)?;
+        let is_writing = || self.client.cache().arena().is_writing(node.frame);
+        for _ in 0..WRITE_WAITS {
+            if !self.client.acknowledges_written() || !is_writing() {
+                break;
+            }
+            self.fabric().sleep(WRITE_WAIT_NS).await;
+        }
+        self.latched(node, guard)
+    }
+
+    fn latched<'a>(
+        &self,
+        node: OptimisticRef<'a, L>,
+        guard: ExclusiveLatch<'a>,
+    ) -> Result<LatchedNode<'a, L>, Restart> {
+        let cache = self.client.cache();
         if !cache.is_held(node.frame) || cache.arena().is_writing(node.frame) {
             // The WRITE in flight could land after those of the restructuring.
             return Err(Restart::Busy);

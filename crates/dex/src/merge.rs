@@ -128,8 +128,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         right_slot: usize,
     ) -> Result<MergeOutcome, Restart> {
         let parent = self.latch(parent)?;
-        let left = self.latch(left)?;
-        let right = self.latch(right)?;
+        let left = self.latch_leaf(left).await?;
+        let right = self.latch_leaf(right).await?;
         let shared = left.shared || right.shared;
         if (shared && !self.fabric().breaks(rules::SHARED_NOT_MERGED))
             || !can_join(left.page, right.page)

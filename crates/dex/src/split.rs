@@ -177,7 +177,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         let new = self.new_node(level, self.home_of_upper_half(child.page, plan)).await?;
         let free = self.client.free_frame().await?;
         let parent = self.latch(parent)?;
-        let child = self.latch(child)?;
+        let child = self.latch_leaf(child).await?;
         let low = L::low(child.page);
         self.before_narrowing(&child, L::key(&low), Some(L::key(&plan.separator))).await?;
         let parent_lock = self.lock_shared(&parent).await?;
