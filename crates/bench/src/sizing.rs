@@ -21,12 +21,18 @@ pub fn string_weights(bytes_in_page: f64) -> EntryWeights {
     EntryWeights { record: (bytes_in_page / 8.0) as usize, child: 4 }
 }
 
-/// An LSM tree for records of so many bytes in all. Small trees have small tables, so that they
-/// have levels too.
-pub fn lsm_options(bytes: f64) -> DlsmOptions {
+/// An LSM tree for records of so many bytes in all, which make this many tables. By default small
+/// trees have small tables, so that they have levels too.
+pub fn lsm_options(bytes: f64, tables: Option<u32>) -> DlsmOptions {
     const TABLES: f64 = 160.0;
-    let table_bytes = ((bytes / TABLES) as u64).clamp(256 << 10, 64 << 20);
-    DlsmOptions::with_table_bytes(table_bytes.next_power_of_two())
+    let table_bytes = match tables {
+        // The smallest tables still have some records.
+        Some(tables) => {
+            ((bytes / f64::from(tables)) as u64).clamp(16 << 10, 1 << 30).next_multiple_of(1 << 10)
+        }
+        None => ((bytes / TABLES) as u64).clamp(256 << 10, 64 << 20).next_power_of_two(),
+    };
+    DlsmOptions::with_table_bytes(table_bytes)
 }
 
 /// How many bytes records take in the pool on average, apart from free space.
@@ -94,4 +100,17 @@ pub fn whole_pool_bytes(bytes: u64) -> Result<usize, PoolSizeError> {
         return Err(error);
     }
     usize::try_from(bytes.next_multiple_of(1 << 20)).map_err(|_| error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_follow_from_the_number_of_tables() {
+        let options = lsm_options(420.0 * 1e6, Some(656));
+        assert_eq!((options.table_bytes, options.level0_stop), (641_024, 36));
+        assert!(options.level1_bytes < 3 << 20);
+        assert_eq!(lsm_options(420.0, Some(656)).table_bytes, 16 << 10);
+    }
 }

@@ -210,7 +210,7 @@ impl<O: KeyValueForm> Demo<'_, O> {
             spreading_level::<O::Layout>(keys.len(), self.weights, FILL, MEMORY_SERVERS);
         let dex = DexOptions { placement_level, ..DexOptions::with_boundaries(Vec::new(), cache) };
         let designs = [
-            AnyDesign::of::<Dlsm>(lsm_options(raw_bytes)),
+            AnyDesign::of::<Dlsm>(lsm_options(raw_bytes, None)),
             AnyDesign::of::<Dex>(dex),
             AnyDesign::of::<SingleMachine>(single),
         ];

@@ -1,13 +1,17 @@
 //! Settings of the programs: a TOML file, flags, and the token file.
 //!
 //! The keys of a settings file are the names of the flags, with `_` for `-`, so each setting is
-//! named, checked and given its unit in one place. Settings of the file are placed before the flags
-//! of the command line, so flags override them.
+//! named, checked and given its unit in one place. Tables have the options of designs, `[dex]` and
+//! `[dlsm]`. Settings of the file are placed before the flags of the command line, so flags override
+//! them.
 //!
 //! *Thread safety*: plain functions.
 
 use crate::address::HostPort;
+use farleaf_dex::cache::CacheOptions;
+use farleaf_dlsm::DlsmOptions;
 use farleaf_fabric::handshake::Token;
+use farleaf_index::{OptionChange, OptionSchema};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -89,6 +93,17 @@ pub fn flags_of_file(path: &Path, flags: &[&str]) -> Result<Vec<OsString>, Confi
     })?;
     let mut arguments = Vec::new();
     for (key, value) in &table {
+        if let (true, toml::Value::Table(options)) = (flags.contains(&"set"), value) {
+            for (option, value) in options {
+                let line = line_of(&text, option);
+                let value = value.to_string().trim_matches('"').into();
+                let change = OptionChange { design: key.clone(), option: option.clone(), value };
+                set_option(&mut CacheOptions::default(), &mut DlsmOptions::default(), &change)
+                    .map_err(|why| content(format!("line {line}: {why}")))?;
+                arguments.push(format!("--set={change}").into());
+            }
+            continue;
+        }
         let flag = key.replace('_', "-");
         if key.contains('-') || !flags.contains(&flag.as_str()) || flag == "config" {
             return Err(content(format!("unknown setting `{key}`")));
@@ -107,6 +122,33 @@ pub fn flags_of_file(path: &Path, flags: &[&str]) -> Result<Vec<OsString>, Confi
         arguments.push(format!("--{flag}={text}").into());
     }
     Ok(arguments)
+}
+
+/// The line that sets `option`, from 1.
+fn line_of(text: &str, option: &str) -> usize {
+    let sets = |line: &str| {
+        let rest = line.trim_start().strip_prefix(option);
+        rest.is_some_and(|rest| rest.trim_start().starts_with('='))
+    };
+    1 + text.lines().position(sets).unwrap_or(0)
+}
+
+/// Sets an option of a compute server: of the cache of a DEX index, or of the trees of a dLSM index.
+///
+/// # Errors
+/// One line that names the design or the option, and what is expected.
+pub fn set_option(
+    cache: &mut CacheOptions,
+    tree: &mut DlsmOptions,
+    change: &OptionChange,
+) -> Result<(), String> {
+    let options: &mut dyn OptionSchema = match change.design.as_str() {
+        "dex" => cache,
+        "dlsm" => tree,
+        design => return Err(format!("unknown design `{design}`: expected dex or dlsm")),
+    };
+    let set = options.set(&change.option, &change.value);
+    set.map_err(|error| format!("{}: {error}", change.design))
 }
 
 /// Reads a token: 64 hexadecimal digits for 32 bytes, as [`make_token`] writes them, or any other
@@ -196,7 +238,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f.toml");
         fs::write(&path, text).unwrap();
-        let known = ["pool-bytes", "threads", "restart", "config"];
+        let known = ["pool-bytes", "threads", "restart", "config", "set"];
         let flags = flags_of_file(&path, &known).map_err(|error| error.to_string())?;
         Ok(flags.into_iter().map(|flag| flag.into_string().unwrap()).collect())
     }
@@ -206,6 +248,11 @@ mod tests {
         let text = "pool_bytes = \"64Mi\"\nthreads = 2\nrestart = true\n";
         assert_eq!(flags(text).unwrap(), ["--pool-bytes=64Mi", "--restart", "--threads=2"]);
         assert_eq!(flags("restart = false").unwrap(), Vec::<String>::new());
+        let options = "[dlsm]\nlevels = 3\n[dex]\nadmission = \"coin:0.5\"\n";
+        assert_eq!(
+            flags(options).unwrap(),
+            ["--set=dex.admission=coin:0.5", "--set=dlsm.levels=3"]
+        );
     }
 
     #[test]
@@ -215,7 +262,12 @@ mod tests {
             ("pool-bytes = 1", "unknown setting `pool-bytes`"),
             ("config = \"x\"", "unknown setting `config`"),
             ("threads = [1]", "`threads` must be a string"),
-            ("[threads]\nx = 1", "`threads` must be a string"),
+            ("[threads]\nx = 1", "line 2: unknown design `threads`: expected dex or dlsm"),
+            (
+                "[dlsm]\nindex = \"full\"\nlevels = 13",
+                "line 3: dlsm: `levels` must be a number from 1 to 12, not `13`",
+            ),
+            ("[dex]\nscan = 1", "line 2: dex: unknown option `scan`: expected one of cache_bytes"),
             ("threads = 1\nthreads = 2", "line 2: duplicate key"),
             ("threads = = 1", "line 1: "),
         ];

@@ -113,3 +113,25 @@ pub fn check_number(kind: &str, number: u16, count: u16) -> Result<(), ConfigErr
     );
     Err(ConfigError::Settings(text))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_is_refused_where_a_death_could_lose_an_answer() {
+        let check = |level, transport, index| {
+            check_acknowledge(level, transport, index).map_err(|error| error.to_string())
+        };
+        let (cached, written) = (AcknowledgeName::Cached, AcknowledgeName::Written);
+        for transport in [PoolTransport::Tcp, PoolTransport::Shm, PoolTransport::Verbs] {
+            assert_eq!(check(cached, transport, IndexName::Dex), Ok(()));
+            assert_eq!(check(cached, transport, IndexName::Dlsm), Ok(()));
+            let refusal = check(written, transport, IndexName::Dlsm).unwrap_err();
+            assert!(refusal.contains("--acknowledge written needs --index dex"), "{refusal}");
+        }
+        assert_eq!(check(written, PoolTransport::Tcp, IndexName::Dex), Ok(()));
+        let refusal = check(written, PoolTransport::Shm, IndexName::Dex).unwrap_err();
+        assert!(refusal.contains("--acknowledge written needs --transport tcp"), "{refusal}");
+    }
+}

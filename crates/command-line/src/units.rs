@@ -2,7 +2,7 @@
 
 use farleaf_bench::driver::MeasurementMoment;
 use farleaf_bench::strings::KeyForm;
-use farleaf_fabric::numbers::{THOUSANDS, scaled};
+use farleaf_fabric::numbers::{BYTES, THOUSANDS, scaled};
 use farleaf_page::MAX_BLOCK_BYTES;
 use std::ops::RangeInclusive;
 
@@ -50,17 +50,7 @@ pub fn weight(text: &str) -> Result<u64, String> {
 /// Parses bytes: like [`count`], and with `Ki`, `Mi`, `Gi` or `Ti` for powers of 1024.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let expected = "expected a number of bytes such as 4096, 64Ki, 512Mi, 2Gi, 1G or 1Ti";
-    let suffixes = [
-        ("Ki", 1 << 10),
-        ("Mi", 1 << 20),
-        ("Gi", 1 << 30),
-        ("Ti", 1 << 40),
-        ("k", 1_000),
-        ("M", 1_000_000),
-        ("G", 1_000_000_000),
-        ("T", 1_000_000_000_000),
-    ];
-    scaled(text, &suffixes).ok_or_else(|| expected.to_owned())
+    scaled(text, &BYTES).ok_or_else(|| expected.to_owned())
 }
 
 /// Parses the greatest length of a field of a CSV file.

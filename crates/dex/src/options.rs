@@ -7,45 +7,57 @@
 //! ```
 
 use crate::cache::{AdmissionName, CacheOptions};
-use farleaf_index::{BalanceOptions, Boundaries, IndexError, PartitionOptions};
-use farleaf_page::{DesignId, NodeCarver};
+use farleaf_index::{BalanceOptions, Boundaries, IndexError, PartitionOptions, design_options};
+use farleaf_page::{DEFAULT_PLACEMENT_LEVEL, DesignId, NodeCarver};
 use std::fmt::Debug;
 
-/// Options of a new DEX index.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DexOptions<K> {
-    /// The low ends of the compute servers' ranges, without the first one; strictly ascending.
-    /// There is one fewer than there are compute servers.
-    pub boundaries: Vec<K>,
-    /// Further compute servers that own no keys at first. Keys can be moved to them.
-    pub spare_compute_servers: u16,
-    /// Memory servers that hold nothing at first: the last ones of the fabric. Nodes can be placed
-    /// on them later.
-    pub spare_memory_servers: u16,
-    /// How to balance load among compute servers while a balancer runs.
-    pub balance: BalanceOptions,
-    /// How a bulk load treats the boundaries.
-    pub at_load: Boundaries,
-    /// The cache of each compute server.
-    pub cache: CacheOptions,
-    /// Each subtree of this level lies entirely on one memory server.
-    pub placement_level: u8,
-    /// How many nodes a client takes from a memory server at once, as a power of two.
-    pub chunk_nodes_log2: u8,
+design_options! {
+    /// Options of a new DEX index.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct DexOptions<K> {
+        /// Each subtree of this level lies entirely on one memory server.
+        pub placement_level: u8 = DEFAULT_PLACEMENT_LEVEL, in 0..=15;
+        /// How many nodes a client takes from a memory server at once, as a power of two.
+        pub chunk_nodes_log2: u8 = 8, in 0..=20;
+        /// How a bulk load treats the boundaries: it keeps those between keys, or makes new ones
+        /// between equal numbers of records.
+        pub at_load: Boundaries = Boundaries::default();
+    }
+    with {
+        /// The cache of each compute server.
+        pub cache: CacheOptions;
+        /// How to balance load among compute servers while a balancer runs.
+        pub balance: BalanceOptions;
+    }
+    given {
+        /// The low ends of the compute servers' ranges, without the first one; strictly ascending.
+        /// There is one fewer than there are compute servers.
+        pub boundaries: Vec<K> = Vec::new();
+        /// Further compute servers that own no keys at first. Keys can be moved to them.
+        pub spare_compute_servers: u16 = 0;
+        /// Memory servers that hold nothing at first: the last ones of the fabric. Nodes can be
+        /// placed on them later.
+        pub spare_memory_servers: u16 = 0;
+    }
 }
 
 impl<K> DexOptions<K> {
     /// The default options with these boundaries and this cache.
     pub fn with_boundaries(boundaries: Vec<K>, cache: CacheOptions) -> Self {
-        Self {
+        Self { boundaries, cache, ..Self::default() }
+    }
+
+    /// The same options with other boundaries.
+    pub fn divided<Q>(self, boundaries: Vec<Q>) -> DexOptions<Q> {
+        DexOptions {
+            placement_level: self.placement_level,
+            chunk_nodes_log2: self.chunk_nodes_log2,
+            at_load: self.at_load,
+            cache: self.cache,
+            balance: self.balance,
             boundaries,
-            spare_compute_servers: 0,
-            spare_memory_servers: 0,
-            balance: BalanceOptions::default(),
-            at_load: Boundaries::default(),
-            cache,
-            placement_level: 3,
-            chunk_nodes_log2: 8,
+            spare_compute_servers: self.spare_compute_servers,
+            spare_memory_servers: self.spare_memory_servers,
         }
     }
 

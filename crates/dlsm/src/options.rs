@@ -4,81 +4,56 @@
 
 use super::MemTableOptions;
 use super::place::CompactionPlace;
-use farleaf_index::IndexError;
+use farleaf_index::{IndexError, OptionSchema, design_options};
 use farleaf_page::table::{IndexKind, MAX_RUNS};
 
-/// Maximum number of levels below level 0.
-const MAX_LEVELS: usize = 12;
 /// Maximum number of level-0 tables that a compaction in pieces takes: each keeps an extent until
 /// the compaction ends.
 pub(super) const MAX_LEVEL0: usize = 16;
-/// Maximum number of concurrent compactions of a tree: a memory server runs as many.
-const MAX_WORKERS: usize = 16;
-/// The largest MemTable: its table, with its index, stays below the limit of tables.
-const MAX_MEMTABLE_BYTES: usize = 1 << 30;
 
-/// Options of an LSM tree. All compute servers of an index should have the same.
-#[derive(Clone, Debug)]
-pub struct DlsmOptions {
-    /// The MemTables.
-    pub memtable: MemTableOptions,
-    /// Maximum number of closed MemTables that wait for their flush. One more stalls writers.
-    pub most_immutables: usize,
-    /// The kind of each table's index.
-    pub index: IndexKind,
-    /// Target size of the tables that compactions write, in bytes of records.
-    pub table_bytes: u64,
-    /// The size of an extent, in bytes.
-    pub extent_bytes: u64,
-    /// The size of the chunks that extents are cut from, in bytes.
-    pub chunk_bytes: u64,
-    /// Number of tables in level 0 from which on they are compacted into level 1.
-    pub level0_tables: usize,
-    /// Number of tables in level 0 that stalls writers until a compaction; at least
-    /// `level0_tables`.
-    pub level0_stop: usize,
-    /// Size of level 1, in bytes, beyond which its tables are compacted into level 2.
-    pub level1_bytes: u64,
-    /// Size of each level, as a multiple of the one above.
-    pub level_ratio: u64,
-    /// Levels below level 0, from 1 to 12.
-    pub levels: usize,
-    /// Maximum number of concurrent writes of one compute server; others wait.
-    pub writers: usize,
-    /// Maximum number of concurrent compactions of the tree. Those on a memory server share its
-    /// cores with requests, so choose fewer than it has.
-    pub workers: usize,
-    /// Number of removed records in tables that a scan may READ in vain. Beyond it, they are
-    /// compacted at once.
-    pub most_hidden: u64,
-    /// Where compactions run.
-    pub merges: CompactionPlace,
-    /// Whether writers take turns in a queue, as those of RocksDB. For comparisons: only the
-    /// simulator makes them wait.
-    pub write_queue: bool,
-}
-
-impl Default for DlsmOptions {
-    /// The paper's sizes with the compact index: MemTables and tables of 64 MiB.
-    fn default() -> Self {
-        Self {
-            memtable: MemTableOptions::default(),
-            most_immutables: 2,
-            index: IndexKind::Compact,
-            table_bytes: 64 << 20,
-            extent_bytes: 1 << 20,
-            chunk_bytes: 16 << 20,
-            level0_tables: 4,
-            level0_stop: 36,
-            level1_bytes: 256 << 20,
-            level_ratio: 10,
-            levels: 6,
-            writers: 1024,
-            workers: 4,
-            most_hidden: 512,
-            merges: CompactionPlace::Compute,
-            write_queue: false,
-        }
+design_options! {
+    /// Options of an LSM tree. All compute servers of an index should have the same. The defaults
+    /// are the paper's sizes with the compact index: MemTables and tables of 64 MiB.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct DlsmOptions {
+        /// Maximum number of closed MemTables that wait for their flush. One more stalls writers.
+        pub most_immutables: usize = 2, in 1..=64;
+        /// The kind of each table's index.
+        pub index: IndexKind = IndexKind::Compact;
+        /// Target size of the tables that compactions write, in bytes of records.
+        pub table_bytes: u64 = 64 << 20, in 1_024..=1_073_741_824;
+        /// The size of an extent, in bytes.
+        pub extent_bytes: u64 = 1 << 20, in 1_024..=1_073_741_824;
+        /// The size of the chunks that extents are cut from, in bytes.
+        pub chunk_bytes: u64 = 16 << 20, in 1_024..=17_179_869_184;
+        /// Number of tables in level 0 from which on they are compacted into level 1.
+        pub level0_tables: usize = 4, in 1..=100;
+        /// Number of tables in level 0 that stalls writers until a compaction; at least
+        /// `level0_tables`.
+        pub level0_stop: usize = 36, in 1..=1_000;
+        /// Size of level 1, in bytes, beyond which its tables are compacted into level 2.
+        pub level1_bytes: u64 = 256 << 20, in 1..=u64::MAX;
+        /// Size of each level, as a multiple of the one above.
+        pub level_ratio: u64 = 10, in 2..=100;
+        /// Levels below level 0.
+        pub levels: usize = 6, in 1..=12;
+        /// Maximum number of concurrent writes of one compute server; others wait.
+        pub writers: usize = 1024, in 1..=65_536;
+        /// Maximum number of concurrent compactions of the tree. Those on a memory server share its
+        /// cores with requests, so choose fewer than it has.
+        pub workers as "merges_together": usize = 4, in 1..=16;
+        /// Number of removed records in tables that a scan may READ in vain. Beyond it, they are
+        /// compacted at once.
+        pub most_hidden: u64 = 512, in 1..=u64::MAX;
+        /// Where compactions run.
+        pub merges: CompactionPlace = CompactionPlace::default();
+        /// Whether writers take turns in a queue, as those of RocksDB. For comparisons: only the
+        /// simulator makes them wait.
+        pub write_queue: bool = false;
+    }
+    with {
+        /// The MemTables.
+        pub memtable: MemTableOptions;
     }
 }
 
@@ -172,45 +147,16 @@ impl DlsmOptions {
 
     pub(super) fn check(&self) -> Result<(), IndexError> {
         let refused = |why| Err(IndexError::InvalidArgument(why));
-        let memtable = self.memtable.bytes;
-        if !(4096..=MAX_MEMTABLE_BYTES).contains(&memtable) || !memtable.is_multiple_of(4096) {
-            return refused("a MemTable has 4 KiB to 1 GiB, in whole pages of 4 KiB");
-        }
-        if !(1024..=1 << 30).contains(&self.table_bytes) {
-            return refused("tables have 1 KiB to 1 GiB");
-        }
-        if !(1024..=1 << 30).contains(&self.extent_bytes) {
-            return refused("extents have 1 KiB to 1 GiB");
+        self.check_bounds()?;
+        if !self.memtable.bytes.is_multiple_of(4096) {
+            return refused("a MemTable has whole pages of 4 KiB");
         }
         // Its extents need not be adjacent. A table is somewhat larger than its limit.
         if self.table_bytes / self.extent_bytes > MAX_RUNS as u64 / 4 {
             return refused("a table has at most 1,024 extents");
         }
-        if !(1024..=1 << 34).contains(&self.chunk_bytes) {
-            return refused("chunks of extents have 1 KiB to 16 GiB");
-        }
-        if !(1..=MAX_LEVELS).contains(&self.levels) || !(2..=100).contains(&self.level_ratio) {
-            return refused(
-                "a tree has 1 to 12 levels below level 0, each 2 to 100 times as large",
-            );
-        }
-        if !(1..=100).contains(&self.level0_tables) || self.level1_bytes == 0 {
-            return refused("level 0 has 1 to 100 tables, and level 1 has room");
-        }
-        if !(self.level0_tables..=1000).contains(&self.level0_stop) {
-            return refused("writers wait at level0_tables to 1,000 tables in level 0");
-        }
-        if !(1..=64).contains(&self.most_immutables) {
-            return refused("1 to 64 closed MemTables wait for their flush");
-        }
-        if !(1..=MAX_WORKERS).contains(&self.workers) {
-            return refused("1 to 16 merges of a tree run at a time");
-        }
-        if self.most_hidden == 0 {
-            return refused("a scan may READ a removed record");
-        }
-        if !(1..=1 << 16).contains(&self.writers) {
-            return refused("1 to 65,536 operations write at a time");
+        if self.level0_stop < self.level0_tables {
+            return refused("writers wait at level0_tables or more tables in level 0");
         }
         Ok(())
     }

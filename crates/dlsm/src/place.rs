@@ -2,6 +2,8 @@
 //!
 //! *Thread safety*: plain values.
 
+use farleaf_index::named;
+
 /// Where compactions run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CompactionPlace {
@@ -13,6 +15,12 @@ pub enum CompactionPlace {
     /// On the side that is expected to end first, by the costs measured so far.
     ByCost,
 }
+
+named!(CompactionPlace, "compute, memory or by-cost", {
+    Compute: "compute",
+    Memory: "memory",
+    ByCost: "by-cost",
+});
 
 /// One decision in this many picks the other side, so that a side that was slow is tried again.
 const CONTRARY: u64 = 100;

@@ -20,3 +20,15 @@ pub fn scaled(text: &str, suffixes: &[(&str, u64)]) -> Option<u64> {
 /// The suffixes of counts.
 pub const THOUSANDS: [(&str, u64); 4] =
     [("k", 1_000), ("M", 1_000_000), ("G", 1_000_000_000), ("T", 1_000_000_000_000)];
+
+/// The suffixes of bytes: those of counts, and powers of 1024.
+pub const BYTES: [(&str, u64); 8] = [
+    ("Ki", 1 << 10),
+    ("Mi", 1 << 20),
+    ("Gi", 1 << 30),
+    ("Ti", 1 << 40),
+    ("k", 1_000),
+    ("M", 1_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
+];

@@ -17,6 +17,7 @@ mod error;
 mod memory_use;
 mod object;
 mod option_names;
+pub mod option_schema;
 mod owned_range;
 pub mod partition;
 mod partition_options;
@@ -36,6 +37,9 @@ pub use farleaf_page::{EditAction, EditAnswer, Encoded, LeafEdit};
 pub use memory_use::MemoryUse;
 pub use object::{AnyCompute, AnyDesign, AnyIndex, AnyIndexOf, LoopStep, OperationLoop, perform};
 pub use option_names::UnknownName;
+pub use option_schema::{
+    OptionBounds, OptionChange, OptionError, OptionField, OptionSchema, OptionType, OptionValue,
+};
 pub use owned_range::{OwnedRange, Ownership};
 pub use partition_options::{BalanceOptions, Boundaries, PartitionOptions};
 pub use partitioned::{

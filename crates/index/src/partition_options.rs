@@ -3,7 +3,7 @@
 //! *Thread safety*: plain values.
 
 use super::IndexError;
-use crate::named;
+use crate::{design_options, named};
 use std::fmt::Debug;
 
 /// Where a bulk load puts the boundaries between compute servers.
@@ -18,35 +18,37 @@ pub enum Boundaries {
 
 named!(Boundaries, "keys or records", { Kept: "keys", EqualRecords: "records", });
 
-/// When to balance load among compute servers, for tasks that run a balancer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BalanceOptions {
-    /// Each handle samples one in this many operations, separately for each compute server.
-    pub one_in: u32,
-    /// Length of a window, in nanoseconds: loads are counted for this long before they are
-    /// evaluated.
-    pub window_ns: u64,
-    /// Windows with fewer samples are ignored.
-    pub least_samples: u64,
-    /// A server counts as overloaded above this multiple of the mean load.
-    pub threshold: f64,
-    /// Once balancing has begun, it continues until no server is above this multiple of the mean
-    /// load.
-    pub calm: f64,
-    /// Loads that cannot be evened out are left alone until some server's load has changed by more
-    /// than this fraction of the mean.
-    pub change: f64,
-    /// A server must be overloaded in this many consecutive windows before keys move.
-    pub windows: u32,
-    /// A move must reduce the larger of the two loads by at least this fraction of the mean.
-    pub least_gain: f64,
-    /// Ignore this many windows after a move.
-    pub rest_windows: u32,
-    /// Move no keys back within this many windows after a move.
-    pub no_return_windows: u64,
-    /// Whether compute servers that own no keys take part. If not, balancing ignores them, as it
-    /// ignores servers that have left.
-    pub uses_spares: bool,
+design_options! {
+    /// When to balance load among compute servers, for tasks that run a balancer.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct BalanceOptions {
+        /// Each handle samples one in this many operations, separately for each compute server.
+        pub one_in as "balance_one_in": u32 = 64, in 1..=1_000_000;
+        /// Length of a window, in nanoseconds: loads are counted for this long before they are
+        /// evaluated. 0 is for indexes without a balancer.
+        pub window_ns as "balance_window_ns": u64 = 100_000_000, in 0..=86_400_000_000_000;
+        /// Windows with fewer samples are ignored.
+        pub least_samples as "balance_least_samples": u64 = 512;
+        /// A server counts as overloaded above this multiple of the mean load.
+        pub threshold as "balance_threshold": f64 = 1.3, in 1.0..=1000.0;
+        /// Once balancing has begun, it continues until no server is above this multiple of the
+        /// mean load.
+        pub calm as "balance_calm": f64 = 1.15, in 1.0..=1000.0;
+        /// Loads that cannot be evened out are left alone until some server's load has changed by
+        /// more than this fraction of the mean.
+        pub change as "balance_change": f64 = 0.25, in 0.0..=1000.0;
+        /// A server must be overloaded in this many consecutive windows before keys move.
+        pub windows as "balance_windows": u32 = 2, in 1..=1_000_000;
+        /// A move must reduce the larger of the two loads by at least this fraction of the mean.
+        pub least_gain as "balance_least_gain": f64 = 0.1, in 0.0..=1000.0;
+        /// Ignore this many windows after a move.
+        pub rest_windows as "balance_rest_windows": u32 = 1, in 0..=1_000_000;
+        /// Move no keys back within this many windows after a move.
+        pub no_return_windows as "balance_no_return_windows": u64 = 8, in 0..=1_000_000;
+        /// Whether compute servers that own no keys take part. If not, balancing ignores them, as
+        /// it ignores servers that have left.
+        pub uses_spares as "balance_uses_spares": bool = true;
+    }
 }
 
 impl BalanceOptions {
@@ -54,24 +56,6 @@ impl BalanceOptions {
     /// keys.
     pub fn for_processes() -> Self {
         Self { window_ns: 500_000_000, least_samples: 64, uses_spares: false, ..Self::default() }
-    }
-}
-
-impl Default for BalanceOptions {
-    fn default() -> Self {
-        Self {
-            one_in: 64,
-            window_ns: 100_000_000,
-            least_samples: 512,
-            threshold: 1.3,
-            calm: 1.15,
-            change: 0.25,
-            windows: 2,
-            least_gain: 0.1,
-            rest_windows: 1,
-            no_return_windows: 8,
-            uses_spares: true,
-        }
     }
 }
 

@@ -17,14 +17,13 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Provider, RpcService};
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
-use farleaf_index::{AnyDesign, Design};
+use farleaf_index::{AnyDesign, Design, OptionSchema};
 use farleaf_page::{Bytes, CHOSEN, Fixed8, OwnedKey};
 use farleaf_trees::chime::{Chime, ChimeOptions};
-use farleaf_trees::coarse::{Coarse, CoarseOptions, Partitioning};
+use farleaf_trees::coarse::{Coarse, CoarseScheme};
 use farleaf_trees::fine::{Fine, FineOptions};
 use farleaf_trees::hybrid::{Hybrid, HybridOptions};
-use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
-use farleaf_trees::sherman::{PSherman, PShermanOptions, Sherman};
+use farleaf_trees::sherman::{PSherman, PShermanOptions, Sherman, ShermanOptions};
 use farleaf_trees::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
 use std::io;
 
@@ -83,23 +82,6 @@ impl DesignName {
         }
     }
 
-    /// Whether the design can divide keys among memory servers in this way.
-    pub(crate) fn takes(self, partitioning: PartitioningName) -> bool {
-        match self {
-            Self::Coarse => true,
-            Self::Fine
-            | Self::Hybrid
-            | Self::Sherman
-            | Self::PSherman
-            | Self::Chime
-            | Self::Smart
-            | Self::PSmart
-            | Self::Dlsm
-            | Self::Dex
-            | Self::Local => partitioning == PartitioningName::Range,
-        }
-    }
-
     /// Upper bounds of the average bytes that a loaded record and an inserted one take, apart from
     /// free space. `keys` records at even distances are loaded. `in_page` is the size in designs
     /// with pages, and `string_bytes` the average length of a key that is a byte string.
@@ -149,37 +131,17 @@ impl DesignName {
     }
 }
 
-/// A scheme of dividing keys among memory servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum PartitioningName {
-    /// Each server holds a range of keys
-    Range,
-    /// Each server holds the keys that hash to its number
-    Hash,
-}
-
-impl PartitioningName {
-    /// The name in reports.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Range => "range",
-            Self::Hash => "hash",
-        }
-    }
-}
-
 /// Options of an index with keys `K`, for all designs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct IndexOptions<K = u64> {
-    /// How keys are divided among memory servers.
-    pub(crate) partitioning: PartitioningName,
-    /// The boundaries under range partitioning: one fewer than there are servers.
+    pub(crate) coarse: CoarseScheme,
+    /// The boundaries of memory servers' ranges: one fewer than there are servers.
     pub(crate) boundaries: Vec<K>,
     pub(crate) fine: FineOptions,
-    /// Sherman and CHIME.
-    pub(crate) entrywise: EntrywiseOptions,
-    /// Bytes of CHIME's guesses where popular records are.
-    pub(crate) hot_bytes: u64,
+    pub(crate) hybrid: HybridOptions<()>,
+    pub(crate) sherman: ShermanOptions,
+    /// Its guesses take a part of the cache of its tree.
+    pub(crate) chime: ChimeOptions,
     pub(crate) smart: SmartOptions,
     /// DEX's partitioning among compute servers, and their caches.
     pub(crate) dex: DexOptions<K>,
@@ -203,27 +165,33 @@ pub(crate) struct ValueBlockOptions {
 }
 
 impl IndexOptions {
+    /// The options of a design that can be set by name; `None` if it has none.
+    pub(crate) fn of_design(&mut self, design: DesignName) -> Option<&mut dyn OptionSchema> {
+        Some(match design {
+            DesignName::Coarse => &mut self.coarse,
+            DesignName::Fine => &mut self.fine,
+            DesignName::Hybrid => &mut self.hybrid,
+            DesignName::Sherman | DesignName::PSherman => &mut self.sherman,
+            DesignName::Chime => &mut self.chime,
+            DesignName::Smart | DesignName::PSmart => &mut self.smart,
+            DesignName::Dlsm => &mut self.dlsm,
+            DesignName::Dex => &mut self.dex,
+            DesignName::Local => return None,
+        })
+    }
+
     /// The same options for keys that have these numbers.
     pub(crate) fn named<K>(&self, key: impl Fn(u64) -> K) -> IndexOptions<K> {
         let keys = |numbers: &[u64]| numbers.iter().copied().map(&key).collect();
-        let dex = &self.dex;
         IndexOptions {
-            partitioning: self.partitioning,
+            coarse: self.coarse,
             boundaries: keys(&self.boundaries),
             fine: self.fine,
-            entrywise: self.entrywise,
-            hot_bytes: self.hot_bytes,
+            hybrid: self.hybrid.clone(),
+            sherman: self.sherman,
+            chime: self.chime,
             smart: self.smart,
-            dex: DexOptions {
-                boundaries: keys(&dex.boundaries),
-                spare_compute_servers: dex.spare_compute_servers,
-                spare_memory_servers: dex.spare_memory_servers,
-                balance: dex.balance.clone(),
-                at_load: dex.at_load,
-                cache: dex.cache,
-                placement_level: dex.placement_level,
-                chunk_nodes_log2: dex.chunk_nodes_log2,
-            },
+            dex: self.dex.clone().divided(keys(&self.dex.boundaries)),
             dlsm: self.dlsm.clone(),
             shards: keys(&self.shards),
             single_pool_bytes: self.single_pool_bytes,
@@ -312,28 +280,23 @@ pub(crate) fn design<L: BenchLayout>(
     let boundaries = options.boundaries.clone();
     match design {
         DesignName::Coarse => {
-            let partitioning = match options.partitioning {
-                PartitioningName::Range => Partitioning::Range { boundaries },
-                PartitioningName::Hash => Partitioning::Hash,
-            };
-            <L as CompiledDesign<Coarse>>::design(CoarseOptions { partitioning })
+            <L as CompiledDesign<Coarse>>::design(options.coarse.divided(boundaries))
         }
         // Nodes are placed on the servers in turn, whatever the boundaries are.
         DesignName::Fine => <L as CompiledDesign<Fine>>::design(options.fine),
         DesignName::Hybrid => {
-            let options = HybridOptions::with_boundaries(boundaries);
-            <L as CompiledDesign<Hybrid>>::design(options)
+            <L as CompiledDesign<Hybrid>>::design(options.hybrid.clone().divided(boundaries))
         }
-        DesignName::Sherman => <L as CompiledDesign<Sherman>>::design(options.entrywise),
+        DesignName::Sherman => <L as CompiledDesign<Sherman>>::design(options.sherman),
         DesignName::PSherman => {
             let boundaries = options.dex.boundaries.clone();
-            let options = PShermanOptions { sherman: options.entrywise, boundaries };
+            let options = PShermanOptions { sherman: options.sherman, boundaries };
             <L as CompiledDesign<PSherman>>::design(options)
         }
         DesignName::Chime => {
-            let mut tree = options.entrywise;
+            let ChimeOptions { mut tree, hot_bytes } = options.chime;
             // Leaves with byte strings have no guesses.
-            let hot_bytes = if L::HAS_HEAP { 0 } else { options.hot_bytes.min(tree.cache_bytes) };
+            let hot_bytes = if L::HAS_HEAP { 0 } else { hot_bytes.min(tree.cache_bytes) };
             tree.cache_bytes -= hot_bytes;
             <L as CompiledDesign<Chime>>::design(ChimeOptions { tree, hot_bytes })
         }

@@ -70,22 +70,38 @@ fn bad_values_end_with_one_line_and_code_2() {
         (&["bench", "--memory-servers", "0"], "0 is not in 1..=1024"),
         (&["bench", "--placement", "80,12,5"], "has 3 weights, expected 4"),
         (&["bench", "--placement", "80,0,5,3"], "must be at least 1"),
-        (&["bench", "--placement", "1,1,1,1", "--partitioning", "hash"], "--partitioning range"),
+        (
+            &["bench", "--placement", "1,1,1,1", "--set", "coarse.partitioning=hash"],
+            "--placement needs coarse.partitioning=range",
+        ),
         (&["bench", "--cache-bytes", "1Mi", "--cache-percent", "8"], "cannot be used with"),
         (&["bench", "--cache-percent", "10001"], "from 0 to 10000"),
-        (&["bench", "--write-back", "bytes"], "expected words or pages"),
+        (
+            &["bench", "--index", "dex", "--set", "dex.write_back=bytes"],
+            "--set dex.write_back=bytes: `write_back` must be words or pages, not `bytes`",
+        ),
         (&["bench", "--own-keys", "--spare-compute-servers", "1"], "needs --seconds"),
         (&["bench", "--pool-bytes", "64KiB"], "64Ki"),
         (&["bench", "--pool-bytes", "4096"], "is out of range"),
         (&["bench", "--server-cores", "2"], "needs --fabric sim"),
-        (&["bench", "--hot-entries", "1k"], "--hot-entries needs --index chime"),
         (
-            &["bench", "--index", "chime", "--hot-entries", "2k", "--cache-bytes", "1k"],
+            &["bench", "--set", "chime.hot_bytes=1k"],
+            "--set chime.hot_bytes=1000 needs --index chime",
+        ),
+        (
+            &["bench", "--index", "chime", "--set", "chime.hot_bytes=2k", "--cache-bytes", "1k"],
             "at most the cache of a compute server, 1000 bytes",
         ),
-        (&["bench", "--index", "chime", "--no-combining"], "needs --index smart or p-smart"),
         (
-            &["bench", "--index", "sherman", "--validate", "versions", "--key-form", "urls"],
+            &[
+                "bench",
+                "--index",
+                "sherman",
+                "--set",
+                "sherman.by_versions=true",
+                "--key-form",
+                "urls",
+            ],
             "needs keys that are numbers",
         ),
         (&["bench", "--fabric", "sim", "--server-threads", "2"], "needs --fabric local"),
@@ -201,8 +217,6 @@ fn the_single_machine_costs_nothing_on_the_network() {
         assert!(costs.values().all(|cost| *cost == 0.0), "{costs:?}");
         assert!(report["memory"]["pool_bytes_allocated"].as_u64().unwrap() > 160_000);
     }
-    let hashed = ["bench", "--index", "local", "--partitioning", "hash"];
-    assert!(error(2, &hashed).contains("not hash partitioned"));
     let tiny = ["bench", "--index", "local", "--keys", "1M", "--pool-bytes", "4Mi"];
     assert!(error(1, &tiny).contains("has no memory left"), "the pools of four are too small");
 }
@@ -317,7 +331,7 @@ fn dex_can_be_run_as_in_its_paper() {
         report
     };
     let harness = ["--dense", "--keep-values", "--scan-intervals", "--own-keys", "--fill", "0.5"];
-    let paper = ["--admission", "coin:0.1", "--victims", "random", "--write-back", "pages"];
+    let paper = ["--set", "dex.admission=coin:0.1,dex.victims=random,dex.write_back=pages"];
     let small = [&harness[..], &["--cache-percent", "16"]].concat();
     let written = |report: &Value| {
         let cost = &report["per_operation"];
@@ -376,9 +390,11 @@ fn simulated_settings_matter() {
 #[test]
 fn threads_take_turns_at_the_queue_of_cooling_frames() {
     let run = |cooling: &str, model: &[&str]| {
-        let dex =
-            "--index dex --fabric sim --threads 8 --cache-percent 10 --admission hot --cooling";
-        let words = dex.split(' ').chain([cooling, "--workload", "read-intensive", "--json", "-"]);
+        let dex = format!(
+            "--index dex --fabric sim --threads 8 --cache-percent 10 --workload read-intensive \
+             --json - --set dex.admission=hot,dex.cooling={cooling}"
+        );
+        let words = dex.split(' ');
         let report = json(&small(&words.chain(model.iter().copied()).collect::<Vec<_>>()));
         let figure = |value: &Value| value.as_f64().unwrap();
         let turns = figure(&report["cache"]["evictions"]) + figure(&report["cache"]["reheats"]);
@@ -461,8 +477,8 @@ fn a_trace_is_replayed_alike_on_every_fabric() {
     };
     for partitioning in ["range", "hash"] {
         let replay = |fabric| {
-            let arguments =
-                ["bench", "--trace", path, "--partitioning", partitioning, "--json", "-"];
+            let set = format!("coarse.partitioning={partitioning}");
+            let arguments = ["bench", "--trace", path, "--set", &set, "--json", "-"];
             json(&[&arguments[..], &["--fabric", fabric]].concat())
         };
         let (local, sim) = (replay("local"), replay("sim"));

@@ -145,7 +145,7 @@ fn the_ablation_shows_what_each_part_of_dex_costs() {
     let commands = text("commands.txt");
     let warms = |line: &str| line.contains(" --warm-up ");
     let has_cache =
-        |line: &str| line.contains("--index dex") && !line.contains("--admission never");
+        |line: &str| line.contains("--index dex") && !line.contains("dex.admission=never");
     let lines =
         || commands.lines().filter(|line| line.contains(" --index ") && !line.contains("--trace"));
     assert!(lines().any(warms) && lines().any(|line| !warms(line)), "{commands}");

@@ -70,7 +70,7 @@ pub use stored::{
     BlockRef, MAX_BLOCK_BYTES, REFERENCE_BYTES, StoredValue, block_words, stored_inline,
 };
 pub use stubborn::RefusingLayout;
-pub use superblock::{DesignId, Superblock, SuperblockError};
+pub use superblock::{DEFAULT_PLACEMENT_LEVEL, DesignId, Superblock, SuperblockError};
 pub use view::{ENTRY_LOCK_WORD, MARK_WORD, SIBLING_WORD};
 pub use view::{HEADER_WORDS, MAX_LEVEL, Page};
 pub use walk::{WalkStep, narrowed, slot_range, step};

@@ -90,6 +90,9 @@ pub enum DesignId {
     Chime = 9,
 }
 
+/// The default of [`Superblock::placement_level`].
+pub const DEFAULT_PLACEMENT_LEVEL: u8 = 3;
+
 /// The content of a superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {

@@ -106,7 +106,7 @@ impl<L: SimulatedLayout> IndexForm<L> for InLeaves {
 
     /// One that owns all keys.
     fn reader_options(scenario: &Scenario) -> Result<DexOptions<OwnedKey<L>>, String> {
-        Ok(DexOptions { boundaries: Vec::new(), ..dex_options::<L>(scenario)? })
+        Ok(dex_options::<L>(scenario)?.divided(Vec::new()))
     }
 
     fn reader(compute: &Arc<ComputePool<Dex, L>>) -> AnyCompute<L> {

@@ -850,7 +850,9 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
 
     /// Balances load among the processes, if the scenario asks for it.
     async fn balancer(&self, fabric: AnyFabric) {
-        let DesignSpec::Dex { balance_window_ns: 1.., .. } = self.scenario.design else { return };
+        if !self.scenario.design.balances() {
+            return;
+        }
         self.board.wait_for_load(&fabric).await;
         let Some(index) = self.deployed(&fabric).await else {
             return;

@@ -10,11 +10,20 @@
 use crate::run::{RunOutcome, run_seed};
 use crate::scenario::{
     ClusterSpec, CrashSpec, DeathSpec, DesignSpec, DistributionSpec, ErrorKind, FaultSpec,
-    KeysSpec, LoadSpec, MergesSpec, NetworkSpec, OutageSpec, PartitioningSpec, Scenario,
-    TableIndexSpec, Weights, WorkloadSpec,
+    KeysSpec, LoadSpec, NetworkSpec, OutageSpec, Scenario, ScenarioOptions, Weights, WorkloadSpec,
 };
 use crate::workload;
-use farleaf_dex::cache::{AcknowledgeName, AdmissionName, CoolingName, OffloadName, VictimName};
+use farleaf_dex::DexOptions;
+use farleaf_dex::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
+use farleaf_dlsm::{CompactionPlace, DlsmOptions};
+use farleaf_index::OptionType;
+use farleaf_page::table::IndexKind;
+use farleaf_trees::chime::ChimeOptions;
+use farleaf_trees::coarse::{CoarseScheme, PartitioningName};
+use farleaf_trees::fine::FineOptions;
+use farleaf_trees::hybrid::HybridOptions;
+use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
+use farleaf_trees::smart::SmartOptions;
 use rand::RngExt;
 use rand::rngs::Xoshiro256PlusPlus;
 
@@ -124,83 +133,98 @@ fn cluster(dice: &mut ScenarioRandom, is_dex: bool) -> ClusterSpec {
 fn design(dice: &mut ScenarioRandom, design: &str, memory_servers: u16) -> DesignSpec {
     let chunk_nodes_log2 = dice.of(&[0, 3, 5]);
     match design {
-        "coarse" => DesignSpec::Coarse {
-            partitioning: dice.of(&[PartitioningSpec::Hash, PartitioningSpec::Range]),
-        },
-        "fine" => {
-            DesignSpec::Fine { chunk_nodes_log2, leaves_per_head: dice.of(&[0, 1, 2, 3, 4, 8]) }
+        "coarse" => DesignSpec::Coarse(CoarseScheme {
+            partitioning: dice.of(&[PartitioningName::Hash, PartitioningName::Range]),
+        }),
+        "fine" => DesignSpec::Fine(FineOptions {
+            chunk_nodes_log2,
+            leaves_per_head: dice.of(&[0, 1, 2, 3, 4, 8]),
+            ..FineOptions::default()
+        }),
+        "hybrid" => {
+            DesignSpec::Hybrid(HybridOptions { chunk_nodes_log2, ..HybridOptions::default() })
         }
-        "hybrid" => DesignSpec::Hybrid { chunk_nodes_log2 },
-        "dlsm" => DesignSpec::Dlsm {
-            shards: 0,
-            moves: 0,
-            most_shards: 0,
-            memtable_bytes: dice.of(&[4_096, 4_096, 8_192]),
-            memtable_numbers: dice.of(&[0, 1, 3, 10, 30]),
-            most_immutables: dice.of(&[1, 2, 4]),
-            index: dice.of(&[
-                TableIndexSpec::Compact,
-                TableIndexSpec::Compact,
-                TableIndexSpec::Full,
-                TableIndexSpec::Blocks,
-            ]),
-            table_bytes: dice.of(&[1_024, 2_048]),
-            level0_tables: dice.of(&[1, 2, 4]),
-            level1_bytes: dice.of(&[1, 1_024, 4_096]),
-            level_ratio: dice.of(&[2, 3]),
-            levels: dice.of(&[1, 2, 4]),
-            writers: dice.of(&[1, 3, 1_024]),
-            workers: dice.of(&[0, 0, 1, 3]),
-            merges: dice.of(&[MergesSpec::Compute, MergesSpec::Memory, MergesSpec::ByCost]),
-            merges_together: dice.of(&[1, 2, 4]),
-        },
-        "sherman" => DesignSpec::Sherman {
-            chunk_nodes_log2,
-            cache_nodes: dice.of(&[0, 1, 2, 4, 100]),
-            hand_overs: dice.of(&[0, 1, 8, 8]),
-            by_versions: dice.of(&[false, false, true]),
-        },
-        "chime" => DesignSpec::Chime {
-            chunk_nodes_log2,
-            cache_nodes: dice.of(&[0, 1, 2, 4, 100]),
-            hand_overs: dice.of(&[0, 1, 8, 8]),
-            hot_bytes: dice.of(&[0, 200, 4_000]),
-        },
-        "smart" => DesignSpec::Smart {
-            chunk_bytes: dice.of(&[2_112, 4_096, 16_384]),
-            cache_bytes: dice.of(&[0, 100, 500, 4_000, 1 << 20]),
-            spread: dice.of(&[true, true, false]),
-            combines: dice.of(&[true, false]),
-            divided: false,
-        },
-        _ => DesignSpec::Dex {
-            chunk_nodes_log2,
-            placement_level: dice.of(&[0, 1, 1, 2]),
-            cache_frames: dice.of(&[24, 32, 48, 64, 128]),
-            admission: dice.of(&[
-                AdmissionName::Cold,
-                AdmissionName::Cold,
-                AdmissionName::Coin(0.5),
-                AdmissionName::Hot,
-                AdmissionName::Never,
-            ]),
-            cooling: dice.of(&[CoolingName::Map, CoolingName::Queue]),
-            cooling_percent: dice.of(&[10, 30, 60, 90]),
-            victims: dice.of(&[VictimName::Unused, VictimName::Random, VictimName::Clock]),
-            offload: dice.of(&[
-                OffloadName::Never,
-                OffloadName::Never,
-                OffloadName::Always,
-                OffloadName::CostAware,
-            ]),
-            moves: dice.of(&[0, 4, 20, 60, 120]),
-            movers: dice.of(&[1, 1, 2]),
-            spare_compute_servers: dice.of(&[0, 0, 1, 2]),
-            spare_memory_servers: dice.up_to(u64::from(memory_servers) - 1) as u16,
-            write_back_ns: dice.of(&[0, 0, 50_000]),
-            acknowledge: AcknowledgeName::Cached,
-            balance_window_ns: dice.of(&[0, 0, 20_000, 50_000]),
-        },
+        "dlsm" => dlsm(dice),
+        "sherman" => {
+            let (cache_nodes, tree) = entrywise(dice, chunk_nodes_log2);
+            let by_versions = dice.of(&[false, false, true]);
+            DesignSpec::Sherman { cache_nodes, tree: EntrywiseOptions { by_versions, ..tree } }
+        }
+        "chime" => {
+            let (cache_nodes, tree) = entrywise(dice, chunk_nodes_log2);
+            let hot_bytes = dice.of(&[0, 200, 4_000]);
+            DesignSpec::Chime { cache_nodes, options: ChimeOptions { tree, hot_bytes } }
+        }
+        "smart" => {
+            let (chunk_bytes, cache_bytes) =
+                (dice.of(&[2_112, 4_096, 16_384]), dice.of(&[0, 100, 500, 4_000, 1 << 20]));
+            let spread = dice.of(&[true, true, false]);
+            let tree = SmartOptions { chunk_bytes, cache_bytes, combines: dice.of(&[true, false]) };
+            DesignSpec::Smart { spread, divided: false, tree }
+        }
+        _ => dex(dice, chunk_nodes_log2, memory_servers),
+    }
+}
+
+fn entrywise(dice: &mut ScenarioRandom, chunk_nodes_log2: u8) -> (Option<u32>, EntrywiseOptions) {
+    let cache_nodes = Some(dice.of(&[0, 1, 2, 4, 100]));
+    let hand_overs = dice.of(&[0, 1, 8, 8]);
+    (cache_nodes, EntrywiseOptions { chunk_nodes_log2, hand_overs, ..EntrywiseOptions::default() })
+}
+
+fn dlsm(dice: &mut ScenarioRandom) -> DesignSpec {
+    let mut tree = DlsmOptions::base();
+    tree.memtable.bytes = dice.of(&[4_096, 4_096, 8_192]);
+    tree.memtable.most_numbers = dice.of(&[0, 1, 3, 10, 30]);
+    tree.most_immutables = dice.of(&[1, 2, 4]);
+    let index = dice.of(&["compact", "compact", "full", "blocks"]);
+    tree.index = IndexKind::of_value(&index.into()).unwrap_or(tree.index);
+    tree.table_bytes = dice.of(&[1_024, 2_048]);
+    tree.level0_tables = dice.of(&[1, 2, 4]);
+    tree.level1_bytes = dice.of(&[1, 1_024, 4_096]);
+    tree.level_ratio = dice.of(&[2, 3]);
+    tree.levels = dice.of(&[1, 2, 4]);
+    tree.writers = dice.of(&[1, 3, 1_024]);
+    let workers = dice.of(&[0, 0, 1, 3]);
+    tree.merges =
+        dice.of(&[CompactionPlace::Compute, CompactionPlace::Memory, CompactionPlace::ByCost]);
+    tree.workers = dice.of(&[1, 2, 4]);
+    DesignSpec::Dlsm { shards: 0, moves: 0, most_shards: 0, workers, tree }
+}
+
+fn dex(dice: &mut ScenarioRandom, chunk_nodes_log2: u8, memory_servers: u16) -> DesignSpec {
+    let mut tree = DexOptions { chunk_nodes_log2, ..DexOptions::base() };
+    tree.placement_level = dice.of(&[0, 1, 1, 2]);
+    let cache_frames = Some(dice.of(&[24, 32, 48, 64, 128]));
+    tree.cache.admission = dice.of(&[
+        AdmissionName::Cold,
+        AdmissionName::Cold,
+        AdmissionName::Coin(0.5),
+        AdmissionName::Hot,
+        AdmissionName::Never,
+    ]);
+    tree.cache.cooling = dice.of(&[CoolingName::Map, CoolingName::Queue]);
+    tree.cache.cooling_percent = dice.of(&[10, 30, 60, 90]);
+    tree.cache.victims = dice.of(&[VictimName::Unused, VictimName::Random, VictimName::Clock]);
+    tree.cache.offload = dice.of(&[
+        OffloadName::Never,
+        OffloadName::Never,
+        OffloadName::Always,
+        OffloadName::CostAware,
+    ]);
+    let moves = dice.of(&[0, 4, 20, 60, 120]);
+    let movers = dice.of(&[1, 1, 2]);
+    let spare_compute_servers = dice.of(&[0, 0, 1, 2]);
+    let spare_memory_servers = dice.up_to(u64::from(memory_servers) - 1) as u16;
+    tree.cache.write_back_ns = dice.of(&[0, 0, 50_000]);
+    tree.balance.window_ns = dice.of(&[0, 0, 20_000, 50_000]);
+    DesignSpec::Dex {
+        cache_frames,
+        moves,
+        movers,
+        spare_compute_servers,
+        spare_memory_servers,
+        tree,
     }
 }
 
@@ -370,7 +394,7 @@ fn go_wrong(dice: &mut ScenarioRandom, what: &str, scenario: &mut Scenario) {
             }
             workload.operations_per_client = workload.operations_per_client.min(20);
             if let DesignSpec::Dex { cache_frames, .. } = design {
-                *cache_frames = (*cache_frames).max(128);
+                *cache_frames = (*cache_frames).max(Some(128));
             }
         }
         "crash" => {
@@ -397,12 +421,12 @@ fn go_wrong(dice: &mut ScenarioRandom, what: &str, scenario: &mut Scenario) {
     if what == "buried" {
         allowed_errors.push(ErrorKind::DeclaredDead);
     }
-    if let DesignSpec::Dex { admission, .. } = design
+    if let DesignSpec::Dex { tree, .. } = design
         && (loses || what == "crash")
-        && *admission == AdmissionName::Never
+        && tree.cache.admission == AdmissionName::Never
     {
         // DEX without a cache exists for comparison, on a network without losses.
-        *admission = AdmissionName::Cold;
+        tree.cache.admission = AdmissionName::Cold;
     }
     if what == "crash" {
         let servers = match compute > 1 && dice.one_in(2) {
@@ -477,8 +501,10 @@ mod tests {
     #[test]
     fn all_that_is_drawn_makes_sense_and_can_be_read_again() {
         let mut names = BTreeSet::new();
-        for seed in 0..2_000 {
-            let scenario = random_scenario(ScenarioKind::default(), seed);
+        let of_design = |design| (0..200).map(move |seed| (Some(design), seed));
+        let of_designs = ScenarioKind::DESIGNS.into_iter().flat_map(of_design);
+        for (design, seed) in (0..2_000).map(|seed| (None, seed)).chain(of_designs) {
+            let scenario = random_scenario(ScenarioKind { design, faults: None }, seed);
             assert_eq!(scenario.check(), Ok(()), "seed {seed}:\n{}", scenario.to_text());
             let again = Scenario::parse(&scenario.name, &scenario.to_text()).unwrap();
             assert_eq!(again, scenario, "seed {seed}");

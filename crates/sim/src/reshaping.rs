@@ -99,7 +99,9 @@ pub(crate) async fn balancer<L>(
 ) where
     L: SimulatedLayout,
 {
-    let DesignSpec::Dex { balance_window_ns: 1.., .. } = scenario.design else { return };
+    if !scenario.design.balances() {
+        return;
+    }
     let Ok(index) = handle::<L>(&fabric, pool).await else { return };
     let report = |moved: Result<ReshapeCost, IndexError>| match moved {
         Ok(_) => board.count_balanced(),

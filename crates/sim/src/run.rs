@@ -15,8 +15,8 @@ use crate::processes;
 use crate::reshaping::{balancer, grower, lsm_worker, mover};
 use crate::scenario::{DesignSpec, ErrorKind, KeysSpec, Scenario};
 use crate::setup::{
-    SimServers, block_options, coarse_options, dex_options, dlsm_options, entrywise_options,
-    fine_options, hybrid_options, sim_config, smart_design, start,
+    SimServers, block_options, boundaries, dex_options, dlsm_options, entrywise_options,
+    sim_config, smart_design, start,
 };
 use crate::takeover;
 use crate::workload;
@@ -33,13 +33,12 @@ use farleaf_index::CacheCounters;
 use farleaf_index::{
     AnyCompute, AnyDesign, ByName, Design, InLeaves, IndexError, RangeIndex, ScanRequest,
 };
-use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, NamedLayout, with_page_words};
+use farleaf_page::{Bytes, CHOSEN, Fixed8, Layout, NamedLayout, OwnedKey, with_page_words};
 use farleaf_pool::server::MemoryServer;
 use farleaf_trees::chime::{Chime, ChimeOptions};
 use farleaf_trees::coarse::Coarse;
 use farleaf_trees::fine::Fine;
 use farleaf_trees::hybrid::Hybrid;
-use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
 use farleaf_trees::sherman::Sherman;
 use rand::RngExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -263,39 +262,36 @@ fn count_blocks(
     }
 }
 
+/// The low ends of the memory servers' shares of the keys, without the first one.
+fn shares<L: NamedLayout>(scenario: &Scenario) -> Vec<OwnedKey<L>> {
+    boundaries::<L>(scenario, scenario.cluster.memory_servers)
+}
+
 fn play_design<L>(scenario: &Scenario, seed: u64, board: &RunBoard) -> Result<(), String>
 where
     L: SimulatedLayout,
 {
     match &scenario.design {
-        DesignSpec::Coarse { partitioning } => {
-            let options = coarse_options::<L>(scenario, *partitioning);
+        DesignSpec::Coarse(options) => {
+            let options = options.divided(shares::<L>(scenario));
             play_on(scenario, seed, board, &<L as CompiledDesign<Coarse>>::design(options))
         }
-        DesignSpec::Fine { chunk_nodes_log2, leaves_per_head } => {
-            let options = fine_options(*chunk_nodes_log2, *leaves_per_head);
-            play_on(scenario, seed, board, &<L as CompiledDesign<Fine>>::design(options))
+        DesignSpec::Fine(options) => {
+            play_on(scenario, seed, board, &<L as CompiledDesign<Fine>>::design(*options))
         }
-        DesignSpec::Hybrid { chunk_nodes_log2 } => {
-            let options = hybrid_options::<L>(scenario, *chunk_nodes_log2);
+        DesignSpec::Hybrid(options) => {
+            let options = options.clone().divided(shares::<L>(scenario));
             play_on(scenario, seed, board, &<L as CompiledDesign<Hybrid>>::design(options))
         }
-        DesignSpec::Sherman { chunk_nodes_log2, cache_nodes, hand_overs, by_versions } => {
-            let options = EntrywiseOptions {
-                by_versions: *by_versions,
-                ..entrywise_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs)
-            };
+        DesignSpec::Sherman { cache_nodes, tree } => {
+            let options = entrywise_options::<L>(*tree, *cache_nodes);
             // On servers of the layout of its pages, which the inspector reads.
-            play_on(
-                scenario,
-                seed,
-                board,
-                &<L::Entries as CompiledDesign<Sherman>>::design(options),
-            )
+            let design = <L::Entries as CompiledDesign<Sherman>>::design(options);
+            play_on(scenario, seed, board, &design)
         }
-        DesignSpec::Chime { chunk_nodes_log2, cache_nodes, hand_overs, hot_bytes } => {
-            let tree = entrywise_options::<L>(*chunk_nodes_log2, *cache_nodes, *hand_overs);
-            let options = ChimeOptions { tree, hot_bytes: *hot_bytes };
+        DesignSpec::Chime { cache_nodes, options } => {
+            let tree = entrywise_options::<L>(options.tree, *cache_nodes);
+            let options = ChimeOptions { tree, ..*options };
             play_on(scenario, seed, board, &<L::Hops as CompiledDesign<Chime>>::design(options))
         }
         DesignSpec::Smart { .. } => play_on(scenario, seed, board, &smart_design::<L>(scenario)?),

@@ -6,14 +6,21 @@
 use crate::process_spec::MAX_THREADS;
 pub use crate::process_spec::{DeathSpec, ProcessesSpec};
 use crate::registry::SCENARIOS;
-use farleaf_dex::cache::{
-    AcknowledgeName, AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName,
-};
-use farleaf_dlsm::DlsmOptions;
+use farleaf_dex::DexOptions;
+use farleaf_dex::cache::{AcknowledgeName, CacheOptions};
+use farleaf_dlsm::{DlsmOptions, MemTableOptions};
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};
+use farleaf_index::option_schema::{deserialize_onto, serialize_onto};
+use farleaf_index::{BalanceOptions, OptionSchema};
 use farleaf_page::rules::{KnownRule, RULES};
-use serde::{Deserialize, Serialize};
+use farleaf_trees::chime::ChimeOptions;
+use farleaf_trees::coarse::CoarseScheme;
+use farleaf_trees::fine::FineOptions;
+use farleaf_trees::hybrid::HybridOptions;
+use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
+use farleaf_trees::smart::SmartOptions;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
 
 /// Page sizes that scenarios can choose, in words.
@@ -192,95 +199,49 @@ fn one() -> u16 {
     1
 }
 
-/// An index design with its options.
+/// An index design with its options: those of its [`OptionSchema`], by their names, and those of
+/// the scenario.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(tag = "name", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(tag = "name", rename_all = "snake_case")]
 pub enum DesignSpec {
-    /// The coarse-grained design.
-    Coarse {
-        /// How keys are divided among the memory servers.
-        partitioning: PartitioningSpec,
-    },
+    /// The coarse-grained design. Ranges are equal parts of the scenario's key space.
+    Coarse(CoarseScheme),
     /// The fine-grained design.
-    Fine {
-        /// Number of nodes, as a power of two, that a client allocates from a memory server at
-        /// once.
-        chunk_nodes_log2: u8,
-        /// Leaves between heads; 0 disables heads.
-        leaves_per_head: u16,
-    },
+    Fine(FineOptions),
     /// The hybrid design. Ranges are equal parts of the scenario's key space.
-    Hybrid {
-        /// Number of nodes, as a power of two, that a client allocates from a memory server at
-        /// once.
-        chunk_nodes_log2: u8,
-    },
+    Hybrid(HybridOptions<()>),
     /// Sherman.
     Sherman {
-        /// Number of nodes, as a power of two, that a client allocates from a memory server at
-        /// once.
-        chunk_nodes_log2: u8,
-        /// Parents of leaves that each compute server caches.
-        cache_nodes: u32,
-        /// How many clients of a compute server in a row can get a lock by hand-over.
-        hand_overs: u32,
-        /// Whether lookups trust leaves by the versions in their locks.
-        #[serde(default)]
-        by_versions: bool,
+        /// Parents of leaves that each compute server caches, instead of `cache_bytes`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cache_nodes: Option<u32>,
+        #[serde(flatten)]
+        tree: EntrywiseOptions,
     },
     /// CHIME.
     Chime {
-        /// Number of nodes, as a power of two, that a client allocates from a memory server at
-        /// once.
-        chunk_nodes_log2: u8,
-        /// Parents of leaves that each compute server caches.
-        cache_nodes: u32,
-        /// How many clients of a compute server in a row can get a lock by hand-over.
-        hand_overs: u32,
-        /// Bytes of each compute server's guesses where popular records are.
-        #[serde(default)]
-        hot_bytes: u64,
+        /// Parents of leaves that each compute server caches, instead of `cache_bytes`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cache_nodes: Option<u32>,
+        #[serde(flatten)]
+        options: ChimeOptions,
     },
     /// SMART.
     Smart {
-        /// Bytes that a client allocates from a memory server at once.
-        chunk_bytes: u64,
-        /// Bytes of the nodes that each compute server caches.
-        cache_bytes: u64,
         /// Whether neighbouring keys differ in several bytes, so that the tree is high.
         #[serde(default)]
         spread: bool,
-        /// Whether clients of a compute server execute operations on one key together.
-        #[serde(default)]
-        combines: bool,
         /// Whether compute servers own equal parts of the scenario's key space, which is P-SMART.
         #[serde(default)]
         divided: bool,
+        #[serde(flatten, deserialize_with = "read_options", serialize_with = "write_options")]
+        tree: SmartOptions,
     },
     /// DEX. Compute servers own equal parts of the scenario's key space.
     Dex {
-        /// Number of nodes, as a power of two, that a client allocates from a memory server at
-        /// once.
-        chunk_nodes_log2: u8,
-        /// Each subtree of this level lies entirely on one memory server.
-        placement_level: u8,
-        /// Frames of each compute server's cache.
-        cache_frames: u32,
-        /// How leaves enter the cache after a READ.
-        #[serde(default)]
-        admission: AdmissionName,
-        /// The structure that holds cooling frames.
-        #[serde(default)]
-        cooling: CoolingName,
-        /// The share of frames that are cooling, in percent.
-        #[serde(default = "usual_cooling_percent")]
-        cooling_percent: u32,
-        /// How the cache chooses frames to cool.
-        #[serde(default)]
-        victims: VictimName,
-        /// Which operations are offloaded to memory servers.
-        #[serde(default)]
-        offload: OffloadName,
+        /// Frames of each compute server's cache, instead of `cache_bytes`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cache_frames: Option<u32>,
         /// Moves of keys between compute servers during a run, at random moments.
         #[serde(default)]
         moves: u16,
@@ -293,17 +254,9 @@ pub enum DesignSpec {
         /// Memory servers that hold no nodes at first and join at random moments.
         #[serde(default)]
         spare_memory_servers: u16,
-        /// Age at which a task on each compute server writes dirty nodes back; 0 disables writing
-        /// back by age.
-        #[serde(default)]
-        write_back_ns: u64,
-        /// When changes are answered.
-        #[serde(default)]
-        acknowledge: AcknowledgeName,
-        /// Interval for which load is counted before keys move away from the busiest compute
-        /// server; 0 disables balancing.
-        #[serde(default)]
-        balance_window_ns: u64,
+        /// If its `balance_window_ns` is 0, nothing is balanced.
+        #[serde(flatten, deserialize_with = "read_options", serialize_with = "write_options")]
+        tree: DexOptions<()>,
     },
     /// dLSM: one tree, which all compute servers share, or several of each compute server.
     Dlsm {
@@ -316,86 +269,78 @@ pub enum DesignSpec {
         /// Most shards of a compute server that divides shards to move a part; with 0, none does.
         #[serde(default)]
         most_shards: usize,
-        /// Bytes of a MemTable.
-        memtable_bytes: usize,
-        /// Numbers after which a MemTable is closed; with 0, only if it is full.
-        #[serde(default)]
-        memtable_numbers: u64,
-        /// Closed MemTables that wait for their flush.
-        most_immutables: usize,
-        /// The index of each table.
-        #[serde(default)]
-        index: TableIndexSpec,
-        /// Bytes of the tables that merges write.
-        table_bytes: u64,
-        /// Tables of level 0 that are merged into level 1.
-        level0_tables: usize,
-        /// Bytes of level 1.
-        level1_bytes: u64,
-        /// How much larger each level is than the one above.
-        level_ratio: u64,
-        /// Levels below level 0.
-        levels: usize,
-        /// Operations that write at a time.
-        #[serde(default = "many_writers")]
-        writers: usize,
         /// Tasks that flush and merge; without any, the writers do.
         #[serde(default)]
         workers: u16,
-        /// Merges of a tree that run at a time.
-        #[serde(default = "two")]
-        merges_together: usize,
-        /// Where merges run.
-        #[serde(default)]
-        merges: MergesSpec,
+        /// Without `level0_stop`, writers wait at twice `level0_tables`.
+        #[serde(flatten, deserialize_with = "read_options", serialize_with = "write_options")]
+        tree: DlsmOptions,
     },
 }
 
-fn two() -> usize {
-    2
+/// The options of a design that scenarios start from.
+pub(crate) trait ScenarioOptions: OptionSchema {
+    fn base() -> Self;
 }
 
-fn many_writers() -> usize {
-    DlsmOptions::default().writers
+fn read_options<'de, O, D>(deserializer: D) -> Result<O, D::Error>
+where
+    O: ScenarioOptions,
+    D: Deserializer<'de>,
+{
+    deserialize_onto(O::base(), deserializer)
 }
 
-/// Where merges of dLSM run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MergesSpec {
-    /// On compute servers.
-    #[default]
-    Compute,
-    /// On memory servers.
-    Memory,
-    /// Where they have taken less time.
-    ByCost,
+fn write_options<O: ScenarioOptions, S: Serializer>(
+    options: &O,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serialize_onto(&O::base(), options, serializer)
 }
 
-/// The index of each table of dLSM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TableIndexSpec {
-    /// Fences and a static function.
-    #[default]
-    Compact,
-    /// An entry for each record.
-    Full,
-    /// A fence for each block of a few records.
-    Blocks,
+impl ScenarioOptions for SmartOptions {
+    fn base() -> Self {
+        Self { combines: false, ..Self::default() }
+    }
 }
 
-fn usual_cooling_percent() -> u32 {
-    CacheOptions::default().cooling_percent
+impl ScenarioOptions for DexOptions<()> {
+    /// Runs are short: sample every operation, and act after a single window.
+    fn base() -> Self {
+        let balance = BalanceOptions {
+            one_in: 1,
+            window_ns: 0,
+            least_samples: 16,
+            windows: 1,
+            rest_windows: 0,
+            no_return_windows: 1,
+            ..BalanceOptions::default()
+        };
+        Self { balance, ..Self::default() }
+    }
 }
 
-/// How keys are divided among the memory servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PartitioningSpec {
-    Hash,
-    /// By ranges, which are equal parts of the scenario's key space.
-    Range,
+impl ScenarioOptions for DlsmOptions {
+    /// A chunk has four extents.
+    fn base() -> Self {
+        const EXTENT_BYTES: u64 = 1_024;
+        Self {
+            memtable: MemTableOptions { filter_bytes: 64, ..MemTableOptions::default() },
+            extent_bytes: EXTENT_BYTES,
+            chunk_bytes: 4 * EXTENT_BYTES,
+            level0_stop: 0,
+            workers: 2,
+            most_hidden: 16,
+            ..Self::default()
+        }
+    }
+}
+
+impl DesignSpec {
+    /// Whether a balancer runs.
+    pub(crate) fn balances(&self) -> bool {
+        matches!(self, Self::Dex { tree, .. } if tree.balance.window_ns > 0)
+    }
 }
 
 /// The network. Missing fields default to those of [`NetworkModel`].
@@ -676,7 +621,10 @@ pub enum DistributionSpec {
 impl Scenario {
     /// Whether an answer means that what it reports is in the memory servers.
     pub(crate) fn acknowledges_written(&self) -> bool {
-        matches!(self.design, DesignSpec::Dex { acknowledge: AcknowledgeName::Written, .. })
+        match &self.design {
+            DesignSpec::Dex { tree, .. } => tree.cache.acknowledge == AcknowledgeName::Written,
+            _ => false,
+        }
     }
 
     /// Serializes the scenario as a file's text.
@@ -740,7 +688,7 @@ impl Scenario {
             KeysSpec::Bytes => BYTES_PAGE_WORDS,
         };
         if cluster.inline_bytes.is_some() {
-            let is_dex = matches!(self.design, DesignSpec::Dex { balance_window_ns: 0, .. });
+            let is_dex = matches!(self.design, DesignSpec::Dex { .. }) && !self.design.balances();
             if cluster.keys != KeysSpec::Bytes || self.crash.is_some() || !is_dex {
                 let what = "inline_bytes needs byte strings and DEX, without crashes and balancing";
                 return Err(what.to_owned());
@@ -912,8 +860,7 @@ impl Scenario {
     }
 
     fn check_dex(&self) -> Result<(), String> {
-        let DesignSpec::Dex { admission, cache_frames, spare_memory_servers, .. } = &self.design
-        else {
+        let DesignSpec::Dex { cache_frames, spare_memory_servers, .. } = &self.design else {
             return Ok(());
         };
         if *spare_memory_servers >= self.cluster.memory_servers {
@@ -933,13 +880,8 @@ impl Scenario {
         if self.workload.key_space <= u64::from(self.cluster.compute_servers) {
             return Err("key_space must be more than compute_servers".to_owned());
         }
-        if *cache_frames < CacheOptions::MIN_FRAMES {
+        if cache_frames.is_some_and(|frames| frames < CacheOptions::MIN_FRAMES) {
             return Err(format!("cache_frames must be at least {}", CacheOptions::MIN_FRAMES));
-        }
-        if let AdmissionName::Coin(probability) = admission
-            && !(0.0..=1.0).contains(probability)
-        {
-            return Err("coin must be from 0 to 1".to_owned());
         }
         Ok(())
     }
@@ -963,7 +905,10 @@ mod tests {
         assert!(refused(("page_words", "page_wrods")).contains("page_wrods"));
         assert!(refused(("page_words = 24", "page_words = 25")).contains("[16, 24, 40, 128]"));
         assert!(refused(("timeout_ns = 50000", "timeout_ns = 0")).contains("need a timeout_ns"));
-        assert!(refused(("\"range\"", "\"rings\"")).contains("rings"));
+        let rings = refused(("\"range\"", "\"rings\""));
+        assert!(rings.contains("`partitioning` must be range or hash, not `rings`"), "{rings}");
+        let unknown = refused(("partitioning =", "partition ="));
+        assert!(unknown.contains("unknown option `partition`: expected one of"), "{unknown}");
         assert!(refused(("[workload]", "[workload")).contains("line "));
         let unknown = Scenario::registered("nope").unwrap_err().to_string();
         assert!(unknown.contains("coarse-range-calm"), "{unknown}");

@@ -3,78 +3,51 @@
 //!
 //! *Thread safety*: plain functions.
 
-use crate::scenario::{DesignSpec, MergesSpec, PartitioningSpec, Scenario, TableIndexSpec};
+use crate::scenario::{DesignSpec, Scenario};
 use crate::spread::SpreadNames;
 use crate::workload;
 use farleaf_designs::CompiledDesign;
 use farleaf_dex::DexOptions;
 use farleaf_dex::blocks::BlockOptions;
-use farleaf_dex::cache::CacheOptions;
-use farleaf_dlsm::{
-    CompactionPlace, DlsmOptions, DlsmServerOptions, MemTableOptions, ShardedOptions,
-};
+use farleaf_dlsm::{DlsmOptions, DlsmServerOptions, ShardedOptions};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Provider, ServerId};
 use farleaf_index::partition::MAX_MOVE_NS;
-use farleaf_index::{AnyDesign, BalanceOptions, IndexError, Naming};
-use farleaf_page::table::IndexKind;
+use farleaf_index::{AnyDesign, IndexError, Naming};
 use farleaf_page::{Layout, NamedLayout, OwnedKey};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};
-use farleaf_trees::coarse::{CoarseOptions, Partitioning};
-use farleaf_trees::fine::FineOptions;
-use farleaf_trees::hybrid::HybridOptions;
 use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
-use farleaf_trees::smart::{PSmart, PSmartOptions, Smart, SmartOptions};
+use farleaf_trees::smart::{PSmart, PSmartOptions, Smart};
 use rand::RngExt;
 
-pub(crate) fn coarse_options<L: NamedLayout>(
-    scenario: &Scenario,
-    partitioning: PartitioningSpec,
-) -> CoarseOptions<OwnedKey<L>> {
-    let servers = scenario.cluster.memory_servers;
-    let partitioning = match partitioning {
-        PartitioningSpec::Hash => Partitioning::Hash,
-        PartitioningSpec::Range => {
-            let names = workload::boundaries(&scenario.workload, servers);
-            Partitioning::Range { boundaries: names.into_iter().map(L::key_named).collect() }
-        }
-    };
-    CoarseOptions { partitioning }
-}
-
-pub(crate) fn hybrid_options<L: NamedLayout>(
-    scenario: &Scenario,
-    chunk_nodes_log2: u8,
-) -> HybridOptions<OwnedKey<L>> {
-    let names = workload::boundaries(&scenario.workload, scenario.cluster.memory_servers);
-    let boundaries = names.into_iter().map(L::key_named).collect();
-    HybridOptions { chunk_nodes_log2, ..HybridOptions::with_boundaries(boundaries) }
-}
-
-pub(crate) fn fine_options(chunk_nodes_log2: u8, leaves_per_head: u16) -> FineOptions {
-    FineOptions { chunk_nodes_log2, leaves_per_head, ..FineOptions::default() }
+/// The low ends of equal parts of the key space, without the first one.
+pub(crate) fn boundaries<L: NamedLayout>(scenario: &Scenario, parts: u16) -> Vec<OwnedKey<L>> {
+    let names = workload::boundaries(&scenario.workload, parts);
+    names.into_iter().map(L::key_named).collect()
 }
 
 pub(crate) fn entrywise_options<L: Layout>(
-    chunk_nodes_log2: u8,
-    cache_nodes: u32,
-    hand_overs: u32,
+    tree: EntrywiseOptions,
+    cache_nodes: Option<u32>,
 ) -> EntrywiseOptions {
-    let cache_bytes = u64::from(cache_nodes) * L::page_words() as u64 * 8;
-    EntrywiseOptions { chunk_nodes_log2, cache_bytes, hand_overs, by_versions: false }
+    let cache_bytes = pages::<L>(cache_nodes).unwrap_or(tree.cache_bytes);
+    EntrywiseOptions { cache_bytes, ..tree }
+}
+
+/// The bytes of this many pages.
+fn pages<L: Layout>(pages: Option<u32>) -> Option<u64> {
+    pages.map(|pages| u64::from(pages) * L::page_words() as u64 * 8)
 }
 
 pub(crate) fn smart_design<L>(scenario: &Scenario) -> Result<AnyDesign<L>, String>
 where
     L: NamedLayout + CompiledDesign<Smart> + CompiledDesign<PSmart>,
 {
-    let DesignSpec::Smart { chunk_bytes, cache_bytes, spread, combines, divided } = scenario.design
-    else {
+    let DesignSpec::Smart { spread, divided, tree: smart } = scenario.design else {
         return Err("the scenario's design is not smart".to_owned());
     };
-    let smart = SmartOptions { chunk_bytes, cache_bytes, combines };
     if !divided {
         return Ok(<L as CompiledDesign<Smart>>::design(smart));
     }
@@ -87,111 +60,28 @@ where
 pub(crate) fn dex_options<L: NamedLayout>(
     scenario: &Scenario,
 ) -> Result<DexOptions<OwnedKey<L>>, String> {
-    let DesignSpec::Dex {
-        chunk_nodes_log2,
-        placement_level,
-        cache_frames,
-        admission,
-        cooling,
-        cooling_percent,
-        victims,
-        offload,
-        spare_compute_servers,
-        spare_memory_servers,
-        balance_window_ns,
-        write_back_ns,
-        acknowledge,
-        ..
-    } = scenario.design
+    let DesignSpec::Dex { cache_frames, spare_compute_servers, spare_memory_servers, tree, .. } =
+        &scenario.design
     else {
         return Err("the scenario's design is not dex".to_owned());
     };
-    let cache = CacheOptions {
-        bytes: u64::from(cache_frames) * L::page_words() as u64 * 8,
-        admission,
-        cooling,
-        cooling_percent,
-        victims,
-        offload,
-        write_back_ns,
-        acknowledge,
-        ..CacheOptions::default()
-    };
-    let names = workload::boundaries(&scenario.workload, scenario.cluster.compute_servers);
-    let boundaries = names.into_iter().map(L::key_named).collect();
-    let options = DexOptions::with_boundaries(boundaries, cache);
-    // Runs are short: sample every operation, and act after a single window.
-    let balance = BalanceOptions {
-        one_in: 1,
-        window_ns: balance_window_ns,
-        least_samples: 16,
-        windows: 1,
-        rest_windows: 0,
-        no_return_windows: 1,
-        ..BalanceOptions::default()
-    };
-    Ok(DexOptions {
-        chunk_nodes_log2,
-        placement_level,
-        spare_compute_servers,
-        spare_memory_servers,
-        balance,
-        ..options
-    })
+    let boundaries = boundaries::<L>(scenario, scenario.cluster.compute_servers);
+    let mut options = tree.clone().divided(boundaries);
+    options.cache.bytes = pages::<L>(*cache_frames).unwrap_or(options.cache.bytes);
+    options.spare_compute_servers = *spare_compute_servers;
+    options.spare_memory_servers = *spare_memory_servers;
+    Ok(options)
 }
 
-/// The size of an extent. A chunk has four.
-const EXTENT_BYTES: u64 = 1_024;
-
 pub(crate) fn dlsm_options(scenario: &Scenario) -> Result<DlsmOptions, String> {
-    let DesignSpec::Dlsm {
-        memtable_bytes,
-        memtable_numbers,
-        most_immutables,
-        index,
-        table_bytes,
-        level0_tables,
-        level1_bytes,
-        level_ratio,
-        levels,
-        writers,
-        merges_together,
-        merges,
-        ..
-    } = scenario.design
-    else {
+    let DesignSpec::Dlsm { tree, .. } = &scenario.design else {
         return Err("the scenario's design is not dlsm".to_owned());
     };
-    Ok(DlsmOptions {
-        memtable: MemTableOptions {
-            bytes: memtable_bytes,
-            most_numbers: if memtable_numbers == 0 { u64::MAX } else { memtable_numbers },
-            filter_bytes: 64,
-        },
-        most_immutables,
-        index: match index {
-            TableIndexSpec::Compact => IndexKind::Compact,
-            TableIndexSpec::Full => IndexKind::Full { bloom_bits: 10 },
-            TableIndexSpec::Blocks => IndexKind::Blocks { block_bytes: 256, bloom_bits: 10 },
-        },
-        table_bytes,
-        extent_bytes: EXTENT_BYTES,
-        chunk_bytes: 4 * EXTENT_BYTES,
-        level0_tables,
-        level0_stop: 2 * level0_tables,
-        level1_bytes,
-        level_ratio,
-        levels,
-        writers,
-        workers: merges_together,
-        most_hidden: 16,
-        merges: match merges {
-            MergesSpec::Compute => CompactionPlace::Compute,
-            MergesSpec::Memory => CompactionPlace::Memory,
-            MergesSpec::ByCost => CompactionPlace::ByCost,
-        },
-        write_queue: false,
-    })
+    let level0_stop = match tree.level0_stop {
+        0 => 2 * tree.level0_tables,
+        tables => tables,
+    };
+    Ok(DlsmOptions { level0_stop, ..tree.clone() })
 }
 
 /// Equal parts of the scenario's key space for the compute servers, each in equal shards.
@@ -202,9 +92,8 @@ pub(crate) fn sharded_options<L: NamedLayout>(
         return Err("the scenario's design has no shards".to_owned());
     };
     let servers = scenario.cluster.compute_servers;
-    let lows = |parts| workload::boundaries(&scenario.workload, parts).into_iter();
-    let boundaries: Vec<_> = lows(servers).map(L::key_named).collect();
-    let within = lows(servers * shards).map(L::key_named);
+    let within = boundaries::<L>(scenario, servers * shards).into_iter();
+    let boundaries = boundaries::<L>(scenario, servers);
     let within = within.filter(|low| !boundaries.contains(low)).collect();
     let server =
         DlsmServerOptions { tree: dlsm_options(scenario)?, most_shards, ..Default::default() };

@@ -2,7 +2,10 @@
 
 use super::client::{OperationTimeout, locate};
 use super::layout::{BlockArguments, FromRows, LayoutArguments, RowReading};
-use super::{ClusterLocation, CommonOptions, DEFAULT_CACHE, WRITE_BACK_MS, duration, servers};
+use super::{
+    ClusterLocation, CommonOptions, DEFAULT_CACHE, OptionArguments, WRITE_BACK_MS, duration,
+    servers,
+};
 use anyhow::Context;
 use clap::Args;
 use farleaf_bench::InputError;
@@ -17,8 +20,8 @@ use farleaf_cluster::stop::StopSignal;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
 use farleaf_command_line::{units, usage};
-use farleaf_dex::cache::AcknowledgeName;
-use farleaf_dlsm::MAX_SHARDS;
+use farleaf_dex::cache::{AcknowledgeName, CacheOptions};
+use farleaf_dlsm::{DlsmOptions, MAX_SHARDS};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -62,7 +65,7 @@ pub(crate) struct ClusterArguments {
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     threads: u16,
     /// Give each compute server a cache of this size, such as 1Gi
-    #[arg(long, value_name = "BYTES", default_value = DEFAULT_CACHE, value_parser = units::bytes)]
+    #[arg(long, value_name = "BYTES", default_value = DEFAULT_CACHE.as_str(), value_parser = units::bytes)]
     cache_bytes: u64,
     /// Write changed nodes back within this many milliseconds; 0 waits until they are evicted or
     /// flushed
@@ -72,6 +75,8 @@ pub(crate) struct ClusterArguments {
     /// that the death of a compute server loses none; with --index dex
     #[arg(long, value_name = "LEVEL", default_value_t)]
     acknowledge: AcknowledgeName,
+    #[command(flatten)]
+    options: OptionArguments,
     /// Run this many worker threads in each compute server
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]
     compute_threads: u16,
@@ -187,11 +192,14 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
     let BlockSettings { inline_bytes, cache_percent } = arguments.blocks.settings();
     compute_flags.extend(flag("--inline-bytes", inline_bytes));
     compute_flags.extend(flag("--block-cache-percent", cache_percent));
+    let mut cached = CacheOptions { acknowledge: arguments.acknowledge, ..Default::default() };
+    arguments.options.apply(&mut cached, &mut DlsmOptions::default())?;
+    compute_flags.extend(arguments.options.set.iter().flat_map(|change| flag("--set", change)));
     let index = arguments.layout.index;
     if index == IndexName::Dex && (arguments.shards > 1 || arguments.most_shards > 0) {
         return usage("--shards and --most-shards are for --index dlsm");
     }
-    if let Err(refusal) = check_acknowledge(arguments.acknowledge, arguments.transport, index) {
+    if let Err(refusal) = check_acknowledge(cached.acknowledge, arguments.transport, index) {
         return usage(refusal.to_string());
     }
     let shards = usize::from(arguments.shards) * usize::from(arguments.compute_servers);

@@ -1,27 +1,16 @@
 //! `farleaf compute-server`: runs one compute server.
 
 use super::layout::BlockArguments;
-use super::{CommonOptions, DEFAULT_CACHE, WRITE_BACK_MS, address, duration};
+use super::{CommonOptions, DEFAULT_CACHE, OptionArguments, WRITE_BACK_MS, address, duration};
 use clap::Args;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::compute::{self, ComputeServerOptions};
 use farleaf_command_line::units;
 use farleaf_dex::cache::{AcknowledgeName, CacheOptions, OffloadName};
+use farleaf_dlsm::DlsmOptions;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
-
-/// Parses an [`OffloadName`]; the help text explains each.
-fn offload() -> impl TypedValueParser<Value = OffloadName> {
-    let names = [
-        ("never", "Offload none"),
-        ("always", "Offload every operation that memory servers support"),
-        ("cost-aware", "Offload operations that are measured to be cheaper there"),
-    ];
-    PossibleValuesParser::new(names.map(|(name, help)| PossibleValue::new(name).help(help)))
-        .try_map(|name| name.parse::<OffloadName>())
-}
 
 /// Options of `farleaf compute-server`.
 #[derive(Debug, Args)]
@@ -55,7 +44,7 @@ pub(crate) struct ComputeServerArguments {
     #[arg(long, value_name = "N", hide = true, value_parser = units::limited::<u16>(1, 64))]
     io_threads: Option<u16>,
     /// Cache nodes, and values of byte strings, in this much memory, such as 16Gi
-    #[arg(long, value_name = "BYTES", default_value = DEFAULT_CACHE, value_parser = units::bytes)]
+    #[arg(long, value_name = "BYTES", default_value = DEFAULT_CACHE.as_str(), value_parser = units::bytes)]
     cache_bytes: u64,
     #[command(flatten)]
     blocks: BlockArguments,
@@ -67,9 +56,12 @@ pub(crate) struct ComputeServerArguments {
     /// that a crash loses none; with --index dex
     #[arg(long, value_name = "LEVEL", default_value_t)]
     acknowledge: AcknowledgeName,
-    /// Offload these operations to memory servers when a node is not cached
-    #[arg(long, value_name = "POLICY", default_value_t, value_parser = offload())]
+    /// Offload operations to memory servers when a node is not cached: never, always if they support
+    /// it, or cost-aware if that is measured to be cheaper
+    #[arg(long, value_name = "POLICY", default_value_t)]
     offload: OffloadName,
+    #[command(flatten)]
+    options: OptionArguments,
     /// Divide the keys of each compute server into this many shards, with --index dlsm; only the
     /// server that creates the index uses it
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 64))]
@@ -107,13 +99,15 @@ pub(crate) fn run(arguments: ComputeServerArguments) -> anyhow::Result<()> {
             "warning: --io-threads has no effect: --threads serve the sockets of clients too"
         );
     }
-    let cache = CacheOptions {
+    let mut cache = CacheOptions {
         bytes: arguments.cache_bytes,
         offload: arguments.offload,
         acknowledge: arguments.acknowledge,
         write_back_ns: u64::from(arguments.write_back_ms) * 1_000_000,
         ..CacheOptions::default()
     };
+    let mut tree = DlsmOptions::default();
+    arguments.options.apply(&mut cache, &mut tree)?;
     let options = ComputeServerOptions {
         number: arguments.number,
         cluster: arguments.cluster,
@@ -121,6 +115,7 @@ pub(crate) fn run(arguments: ComputeServerArguments) -> anyhow::Result<()> {
         advertise: arguments.advertise,
         threads: arguments.threads.into(),
         cache,
+        tree,
         shards: arguments.shards,
         most_shards: arguments.most_shards.into(),
         blocks: arguments.blocks.settings(),

@@ -7,6 +7,7 @@ use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::memory_server::{self, CatalogPlace, CreatorSettings, MemoryServerOptions};
 use farleaf_cluster::records::PoolTransport;
 use farleaf_command_line::units;
+use farleaf_page::DEFAULT_PLACEMENT_LEVEL;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -45,7 +46,7 @@ pub(crate) struct MemoryServerArguments {
     #[arg(long, value_name = "BYTES", default_value = "1Gi", value_parser = units::bytes)]
     pub(super) pool_bytes: u64,
     /// Keep subtrees of this level on one memory server each
-    #[arg(long, value_name = "LEVEL", default_value = "3", value_parser = units::limited::<u8>(1, 15))]
+    #[arg(long, value_name = "LEVEL", default_value_t = DEFAULT_PLACEMENT_LEVEL, value_parser = units::limited::<u8>(1, 15))]
     placement_level: u8,
     /// Run this many threads for connections
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 1024))]

@@ -19,23 +19,28 @@ use anyhow::Context;
 use clap::{Args, CommandFactory};
 use farleaf_cluster::address::HostPort;
 use farleaf_cluster::catalog::CatalogAddress;
-use farleaf_cluster::config::{ConfigError, flags_of_file, read_token};
+use farleaf_cluster::config::{ConfigError, flags_of_file, read_token, set_option};
 use farleaf_cluster::error::ProgramError;
 use farleaf_cluster::launch::{LauncherFolder, end_with_parent};
 use farleaf_cluster::logging::{self, LogLevel};
 use farleaf_cluster::records::CatalogKeys;
 use farleaf_cluster::stop::StopSignal;
+use farleaf_dex::cache::CacheOptions;
+use farleaf_dlsm::DlsmOptions;
 use farleaf_fabric::handshake::Token;
+use farleaf_index::{DEFAULT_CACHE_BYTES, OptionChange};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 /// Commands that can read their settings from a file.
 const WITH_FILES: [&str; 3] = ["memory-server", "compute-server", "cluster"];
 
-/// Default size of a compute server's cache: [`farleaf_index::DEFAULT_CACHE_BYTES`].
-const DEFAULT_CACHE: &str = "64Mi";
+/// Default size of a compute server's cache, as a text.
+static DEFAULT_CACHE: LazyLock<String> =
+    LazyLock::new(|| format!("{}Mi", DEFAULT_CACHE_BYTES >> 20));
 
 /// Default maximum age of a dirty node, in milliseconds.
 const WRITE_BACK_MS: u32 = 1000;
@@ -64,6 +69,25 @@ impl CommonOptions {
             end_with_parent(parent).context("cannot watch the parent process")?;
         }
         Ok(stop)
+    }
+}
+
+/// Options of the design that a cluster has.
+#[derive(Debug, Args)]
+struct OptionArguments {
+    /// Set options of compute servers, such as `dex.scan_ahead=8` or `dlsm.level0_stop=72`; docs/options.md
+    /// lists them. Can be given several times; in the settings file, `[dex]` and `[dlsm]` have them
+    #[arg(long, value_name = "DESIGN.OPTION=VALUE,…", value_delimiter = ',')]
+    set: Vec<OptionChange>,
+}
+
+impl OptionArguments {
+    /// Sets them.
+    fn apply(&self, cache: &mut CacheOptions, tree: &mut DlsmOptions) -> anyhow::Result<()> {
+        self.set.iter().try_for_each(|change| {
+            set_option(cache, tree, change)
+                .or_else(|why| farleaf_command_line::usage(format!("--set {change}: {why}")))
+        })
     }
 }
 
@@ -174,8 +198,6 @@ pub(crate) fn with_file(arguments: Vec<OsString>) -> Result<Vec<OsString>, Confi
 mod tests {
     use super::*;
     use clap::Parser;
-    use farleaf_command_line::units;
-    use farleaf_index::DEFAULT_CACHE_BYTES;
 
     #[test]
     fn flags_win_over_the_file() {
@@ -195,10 +217,5 @@ mod tests {
         assert_eq!((server.number, server.pool_bytes), (4, 64 << 20));
         assert_eq!(with_file(words(&["farleaf", "demo"])).unwrap().len(), 2);
         std::fs::remove_file(&path).unwrap();
-    }
-
-    #[test]
-    fn compute_servers_of_a_cluster_have_the_cache_of_embedded_ones() {
-        assert_eq!(units::bytes(DEFAULT_CACHE), Ok(DEFAULT_CACHE_BYTES));
     }
 }

@@ -9,7 +9,7 @@ use farleaf_dex::blocks::BlockUsage;
 use farleaf_dex::cache::{CacheOptions, DirtyStats};
 use farleaf_dex::{Dex, DexOptions, DexServer};
 use farleaf_dlsm::{
-    DlsmOptions, DlsmServer, DlsmServerOptions, LsmShard, ShardedDlsm, ShardedOptions, TreeCounts,
+    DlsmServer, DlsmServerOptions, LsmShard, ShardedDlsm, ShardedOptions, TreeCounts,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_index::{InTables, IndexError, Partitioned, ValueForm};
@@ -140,7 +140,7 @@ impl<L: ClusterLayout> ClusterDesign<L> for ShardedDlsm {
     /// Half of the memory is for MemTables. The rest is for the indexes of tables, which are not
     /// bounded.
     fn server(options: &ComputeServerOptions) -> Result<(DlsmServerOptions, ()), IndexError> {
-        let tree = DlsmOptions::default();
+        let tree = options.tree.clone();
         let memtable_bytes = Some(options.cache.bytes / 2);
         let longest_value = Some(L::most_value_bytes());
         let most_shards = options.most_shards;

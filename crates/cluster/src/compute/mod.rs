@@ -38,7 +38,7 @@ use design::{ClusterDesign, ServerTrees};
 use farleaf_dex::Dex;
 use farleaf_dex::blocks::BlockUsage;
 use farleaf_dex::cache::{CacheOptions, DirtyStats};
-use farleaf_dlsm::ShardedDlsm;
+use farleaf_dlsm::{DlsmOptions, ShardedDlsm};
 use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::TcpServerConfig;
@@ -65,6 +65,8 @@ pub struct ComputeServerOptions {
     /// Its cache, of nodes and of values outside leaves. An LSM index has MemTables and indexes of
     /// tables instead.
     pub cache: CacheOptions,
+    /// Its LSM trees, if the index has any.
+    pub tree: DlsmOptions,
     /// Shards of each compute server, if the index is an LSM index. Only the server that creates
     /// the index uses it.
     pub shards: u16,

@@ -1,19 +1,16 @@
-//! The options of a cache, and their names. `FromStr` and `Display` use the names of the command
-//! line; `serde` uses those of scenario files, where `_` joins words.
+//! The options of a cache, and the names of their values.
 
 use super::mapping::MAX_FRAMES;
 use super::{
     AdmissionPolicy, ClockVictims, Cooling, CoolingMap, CoolingQueue, FixedAdmission,
     LeafAdmission, ProbabilisticAdmission, RandomVictims, UnusedVictims, VictimPolicy,
 };
-use farleaf_index::{DEFAULT_CACHE_BYTES, UnknownName, named};
-use serde::{Deserialize, Serialize};
+use farleaf_index::{DEFAULT_CACHE_BYTES, UnknownName, design_options, named, named_option};
 use std::fmt;
 use std::str::FromStr;
 
 /// How a leaf enters the cache after a READ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum AdmissionName {
     /// As a candidate for eviction, unless it is requested again in time.
     #[default]
@@ -56,9 +53,10 @@ impl fmt::Display for AdmissionName {
     }
 }
 
+named_option!(AdmissionName, "cold, hot, never, or coin:P with P from 0 to 1");
+
 /// The data structure of cooling frames.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CoolingName {
     /// Buckets of a cache line.
     #[default]
@@ -70,8 +68,7 @@ pub enum CoolingName {
 named!(CoolingName, "map or queue", { Map: "map", Queue: "queue", });
 
 /// How frames to cool are picked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VictimName {
     /// At random, but sparing leaves in use.
     #[default]
@@ -90,8 +87,7 @@ named!(VictimName, "unused, random or clock", {
 
 /// Which operations are offloaded to memory servers when a node on their path is missing (Lu et
 /// al., §6).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffloadName {
     /// None.
     #[default]
@@ -122,8 +118,7 @@ pub enum WriteBackName {
 named!(WriteBackName, "words or pages", { Words: "words", Pages: "pages", });
 
 /// When a change is answered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AcknowledgeName {
     /// When it is in the cache. The death of the compute server loses changes that were not written
     /// back yet.
@@ -138,51 +133,38 @@ named!(AcknowledgeName, "cached or written", { Cached: "cached", Written: "writt
 /// A scan READs at most one leaf per this many frames at a time.
 const FRAMES_PER_LEAF_AHEAD: u32 = 8;
 
-/// The options for the cache of one compute server.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CacheOptions {
-    /// Size of all frames in bytes. The cache has at least [`CacheOptions::MIN_FRAMES`] frames.
-    pub bytes: u64,
-    /// Share of the frames that cool, in percent. The paper uses 10.
-    pub cooling_percent: u32,
-    /// How many frames are sampled at a time. The paper uses 2.
-    pub sampled: u32,
-    /// How leaves enter the cache.
-    pub admission: AdmissionName,
-    /// The data structure of cooling frames.
-    pub cooling: CoolingName,
-    /// How frames to cool are picked.
-    pub victims: VictimName,
-    /// Which operations are offloaded to memory servers.
-    pub offload: OffloadName,
-    /// How much of a changed leaf is written back.
-    pub write_back: WriteBackName,
-    /// Limit for write-back by age, in nanoseconds: tasks that run
-    /// [`farleaf_index::Background::WriteBack`] write nodes back before they have been dirty for
-    /// this long. 0 means no limit: dirty nodes stay until their frames are needed.
-    pub write_back_ns: u64,
-    /// When changes are answered.
-    pub acknowledge: AcknowledgeName,
-    /// Maximum number of leaves that a scan READs together, if it needs that many and enough frames
-    /// are free. With 1 it READs them one after the other.
-    pub scan_ahead: u32,
-}
-
-impl Default for CacheOptions {
-    fn default() -> Self {
-        Self {
-            bytes: DEFAULT_CACHE_BYTES,
-            cooling_percent: 10,
-            sampled: 2,
-            admission: AdmissionName::default(),
-            cooling: CoolingName::default(),
-            victims: VictimName::default(),
-            offload: OffloadName::default(),
-            write_back: WriteBackName::default(),
-            write_back_ns: 0,
-            acknowledge: AcknowledgeName::default(),
-            scan_ahead: 16,
-        }
+design_options! {
+    /// The options for the cache of one compute server.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct CacheOptions {
+        /// Size of all frames of the cache in bytes. It has at least [`CacheOptions::MIN_FRAMES`]
+        /// frames.
+        pub bytes as "cache_bytes": u64 = DEFAULT_CACHE_BYTES;
+        /// Share of the frames that cool, in percent. The paper uses 10.
+        pub cooling_percent: u32 = 10, in 1..=90;
+        /// How many frames are sampled at a time. The paper uses 2.
+        pub sampled: u32 = 2, in 1..=64;
+        /// How leaves enter the cache.
+        pub admission: AdmissionName = AdmissionName::default();
+        /// The data structure of cooling frames: buckets of a cache line, or one queue behind one
+        /// lock.
+        pub cooling: CoolingName = CoolingName::default();
+        /// How frames to cool are picked: random unused ones, any at random, or in turn.
+        pub victims: VictimName = VictimName::default();
+        /// Which operations are offloaded to memory servers when a node is missing.
+        pub offload: OffloadName = OffloadName::default();
+        /// How much of a changed leaf is written back: its changed words, or whole pages as in the
+        /// paper.
+        pub write_back: WriteBackName = WriteBackName::default();
+        /// Limit for write-back by age, in nanoseconds: tasks that run
+        /// [`farleaf_index::Background::WriteBack`] write nodes back before they have been dirty
+        /// for this long. 0 means no limit: dirty nodes stay until their frames are needed.
+        pub write_back_ns: u64 = 0;
+        /// When changes are answered: when they are in the cache, or when they are in the pool.
+        pub acknowledge: AcknowledgeName = AcknowledgeName::default();
+        /// Maximum number of leaves that a scan READs together, if it needs that many and enough
+        /// frames are free. With 1 it READs them one after the other.
+        pub scan_ahead: u32 = 16, in 1..=1_024;
     }
 }
 

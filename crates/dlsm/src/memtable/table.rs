@@ -19,28 +19,24 @@ use super::writer::MemTableWriter;
 use crate::{Announcement, Sequences};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Region, RegionError};
+use farleaf_index::design_options;
 use farleaf_page::table::MAX_VALUE_BYTES;
 use thiserror::Error;
 
 /// The length of a key is stored in 16 bits.
 const MAX_KEY_BYTES: usize = 65_535;
 
-/// Sizes of MemTables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemTableOptions {
-    /// Memory for keys and versions, in bytes: a multiple of 4096, at most 2^34.
-    pub bytes: usize,
-    /// A table is closed once this many numbers were taken since it was made. The paper closes
-    /// tables by this alone.
-    pub most_numbers: u64,
-    /// Memory for the filter, in bytes.
-    pub filter_bytes: usize,
-}
-
-impl Default for MemTableOptions {
-    /// The paper's 64 MiB, closed when the memory is used up.
-    fn default() -> Self {
-        Self { bytes: 64 << 20, most_numbers: u64::MAX, filter_bytes: 512 << 10 }
+design_options! {
+    /// Sizes of MemTables. The defaults are the paper's 64 MiB, closed when the memory is used up.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct MemTableOptions {
+        /// Memory of a MemTable for keys and versions, in bytes: a multiple of 4096.
+        pub bytes as "memtable_bytes": usize = 64 << 20, in 4_096..=1_073_741_824;
+        /// A MemTable is closed once this many numbers were taken since it was made. The paper
+        /// closes them by this alone. 0 closes them only when they are full.
+        pub most_numbers as "memtable_numbers": u64 = 0;
+        /// Memory for the filter of a MemTable, in bytes.
+        pub filter_bytes as "memtable_filter_bytes": usize = 512 << 10, in 8..=1_073_741_824;
     }
 }
 
@@ -54,6 +50,11 @@ impl MemTableOptions {
             return Err(MemTableError::BadSize { bytes: self.bytes });
         }
         Ok(Arc::new(Region::new(self.bytes)?))
+    }
+
+    /// How many numbers a MemTable admits.
+    fn sequence_numbers(&self) -> u64 {
+        if self.most_numbers == 0 { u64::MAX } else { self.most_numbers }
     }
 
     /// The longest key, in bytes: 65,535, or a quarter of a small table.
@@ -212,7 +213,7 @@ impl MemTable {
             id: sequences.table_id(),
             options,
             list: SkipList::new(memory, options.bytes / 8, prefix),
-            range: SequenceRange::new(first, options.most_numbers),
+            range: SequenceRange::new(first, options.sequence_numbers()),
             filter: MemTableFilter::new(options.filter_bytes),
         }
     }

@@ -1,9 +1,8 @@
 //! Options of `farleaf-lab bench`.
 
-use super::lsm::{self, LsmChange};
 use super::model::{self, ModelChange};
 use super::moments;
-use crate::designs::{DesignName, PartitioningName};
+use crate::designs::DesignName;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use farleaf_bench::driver::{MeasurementMoment, PlannedChange};
@@ -11,10 +10,7 @@ use farleaf_bench::strings::KeyForm;
 use farleaf_bench::trace::FORMATS;
 use farleaf_bench::workload::{Distribution, OperationMix};
 use farleaf_command_line::units;
-use farleaf_dex::cache::{
-    AcknowledgeName, AdmissionName, CoolingName, OffloadName, VictimName, WriteBackName,
-};
-use farleaf_index::Boundaries;
+use farleaf_index::OptionChange;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -44,8 +40,9 @@ Workloads (in percent; updates, lookups and scans take loaded keys, insertions a
   random-read-random-write:P                          P lookups, otherwise upserts
 
 DEX as in its paper, with its harness:
-  farleaf-lab bench --index dex --compute-servers 4 --threads 1 --cache-percent 32 --admission coin:0.1 \
-    --victims random --write-back pages --dense --keep-values --scan-intervals --own-keys --fill 0.5
+  farleaf-lab bench --index dex --compute-servers 4 --threads 1 --cache-percent 32 --fill 0.5 \
+    --set dex.admission=coin:0.1,dex.victims=random,dex.write_back=pages \
+    --dense --keep-values --scan-intervals --own-keys
 
 Forms of traces (docs/traces.md says what is read as what, and where they are from):
   csv             a header with `key` or `lbn`, and perhaps `op`     msr       MSR Cambridge
@@ -161,92 +158,36 @@ pub(crate) struct BenchArguments {
     /// of by its clients
     #[arg(long, value_name = "N", default_value = "0", value_parser = units::limited::<u16>(0, 64))]
     pub(super) background: u16,
-    /// Change the tree of the design `dlsm`: table=BYTES or tables=N, with all sizes in proportion,
-    /// index=compact, full or blocks:BYTES, merges=compute, memory or cost, level0-stop=N tables
-    /// and immutables=N MemTables at which writers wait, workers=N merges that run at a time,
-    /// write-queue in which writers take turns on `sim` [default: tables of a 160th of the records,
-    /// 4 workers]
-    #[arg(long, value_name = "KEY[=VALUE],…", value_delimiter = ',', value_parser = lsm::change)]
-    pub(super) lsm: Vec<LsmChange>,
+    /// Make tables of the design `dlsm` so large that the loaded records fill this many, with all
+    /// sizes in proportion [default: about 160]
+    #[arg(long, value_name = "N", value_parser = units::limited::<u32>(1, 1_000_000))]
+    pub(super) tables: Option<u32>,
+    /// Set options of the design, such as `dex.admission=hot`; --help-options lists them. Can be
+    /// given several times
+    #[arg(long, value_name = "DESIGN.OPTION=VALUE,…", value_delimiter = ',')]
+    pub(super) set: Vec<OptionChange>,
+    /// Print the options of all designs, which --set takes, and end
+    #[arg(long)]
+    pub(super) help_options: bool,
     /// Fill pages to this share when loading, from 0.1 to 1.0
     #[arg(long, value_name = "SHARE", default_value = "0.7", value_parser = units::fill)]
     pub(super) fill: f64,
     /// Give each compute server a cache of this size
     #[arg(long, value_name = "BYTES", value_parser = units::bytes, conflicts_with = "cache_percent")]
     pub(super) cache_bytes: Option<u64>,
-    /// Use this part of each compute server's cache to guess where popular records are, in the
-    /// design `chime`: a lookup then reads one entry, and its neighbourhood if the guess was wrong
-    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = units::bytes)]
-    pub(super) hot_entries: u64,
     /// Give all compute servers together a cache of this percentage of the loaded records' keys and
     /// values (16 bytes each), or of the records that a trace touches. About 200 hold all of them,
     /// because pages also have free space and separators
     #[arg(long, value_name = "PERCENT", value_parser = units::cache_percent)]
     pub(super) cache_percent: Option<f64>,
-    /// Admit leaves to the cache: `cold`, `hot`, `coin:P` (hot with probability P) or `never`,
-    /// which caches nothing and reads all nodes on the path
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub(super) admission: AdmissionName,
-    /// Keep cooling frames in a `map` of small buckets, or in one `queue` behind one lock
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub(super) cooling: CoolingName,
-    /// Cool this percentage of the frames
-    #[arg(
-        long,
-        value_name = "PERCENT",
-        default_value = "10",
-        value_parser = units::limited::<u32>(1, 90)
-    )]
-    pub(super) cooling_percent: u32,
-    /// Choose the frames to cool: random `unused` ones, any at `random`, or one after the other as
-    /// a `clock`
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub(super) victims: VictimName,
-    /// Write back only the changed `words` of a leaf, or whole `pages` as in the paper
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub(super) write_back: WriteBackName,
-    /// Offload operations to memory servers when a node is missing: `never`, `always` if possible,
-    /// or `cost-aware` if that is estimated to be faster
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub(super) offload: OffloadName,
     /// Write changed nodes of the design `dex` back within this many milliseconds, which costs
-    /// WRITEs; 0 waits until they are evicted
-    #[arg(long, value_name = "MS", default_value = "0")]
-    pub(super) write_back_ms: u32,
-    /// Answer changes of the design `dex` when they are `cached`, or when they are `written` to the
-    /// memory servers, so that the death of a compute server loses none
-    #[arg(long, value_name = "LEVEL", default_value_t)]
-    pub(super) acknowledge: AcknowledgeName,
-    /// Read at most this many leaves together in a scan of the design `dex`; 1 reads one after the
-    /// other
-    #[arg(long, value_name = "N", default_value = "16", value_parser = units::limited::<u32>(1, 1024))]
-    pub(super) scan_ahead: u32,
-    /// Give compute servers equal parts of all possible `keys` or of the loaded `records`
-    #[arg(long, value_name = "KIND", default_value_t)]
-    pub(super) boundaries: Boundaries,
-    /// Keep subtrees of this level of the design `dex` on one memory server each [default: the
-    /// largest level with 16 subtrees for each memory server]
-    #[arg(long, value_name = "LEVEL", value_parser = units::limited::<u8>(0, 8))]
-    pub(super) placement_level: Option<u8>,
-    /// How descents of the design `fine` trust a node, and lookups of `sherman` a leaf: by the
-    /// checksums in it, or by its version, read before and after it
-    #[arg(long, value_enum, value_name = "HOW", default_value = "sums")]
-    pub(super) validate: Validation,
-    /// Let at most this many clients of a compute server in a row take a leaf's lock over from each
-    /// other, in the designs `sherman` and `chime`
-    #[arg(long, value_name = "N", default_value = "8", value_parser = units::limited::<u32>(0, 1_000))]
-    pub(super) hand_overs: u32,
-    /// Let each client of the designs `smart` and `p-smart` READ and WRITE for itself, instead of
-    /// once for all operations of a compute server that wait for the same key
-    #[arg(long)]
-    pub(super) no_combining: bool,
+    /// WRITEs [default: when they are evicted]
+    #[arg(long, value_name = "MS")]
+    pub(super) write_back_ms: Option<u32>,
     /// Give each compute server this many LSM trees in the design `dlsm`, each for a part of the
     /// keys that it owns; with 1, all compute servers share one
     #[arg(long, value_name = "N", default_value = "1", value_parser = units::limited::<u16>(1, 64))]
     pub(super) shards: u16,
-    /// Partition keys among memory servers by this scheme
-    #[arg(long, value_enum, default_value = "range")]
-    pub(super) partitioning: PartitioningName,
     /// Weight the shares of the memory servers under range partitioning [default: equal]
     #[arg(long, value_name = "W,W,…", value_delimiter = ',', value_parser = units::weight)]
     pub(super) placement: Vec<u64>,
@@ -259,7 +200,7 @@ pub(crate) struct BenchArguments {
     pub(super) network_latency_ns: Option<u64>,
     /// Change what `sim` models: ports=N of each NIC, message=NS that a message takes a port for at
     /// least, atomic-unit=NS and atomic-word=NS for which atomics on one server and on one word
-    /// take turns, cooling-queue=NS for which threads take turns at `--cooling queue`, numa=FACTOR
+    /// take turns, cooling-queue=NS for which threads take turns with cooling=queue, numa=FACTOR
     /// by which that takes longer after a thread of the other socket, co-located for servers of
     /// both kinds on one machine
     #[arg(long, value_name = "KEY[=VALUE],…", value_delimiter = ',', value_parser = model::change)]
@@ -346,9 +287,9 @@ pub(crate) struct BenchArguments {
     /// away from overloaded ones
     #[arg(long)]
     pub(super) balance: bool,
-    /// Compare loads at intervals of this many milliseconds of the fabric's time
-    #[arg(long, value_name = "MS", default_value = "100", value_parser = moments::interval, requires = "balance")]
-    pub(super) balance_window_ms: f64,
+    /// Compare loads at intervals of this many milliseconds of the fabric's time [default: 100]
+    #[arg(long, value_name = "MS", value_parser = moments::interval, requires = "balance")]
+    pub(super) balance_window_ms: Option<f64>,
     /// Move keys between compute servers of the design `dex` during the measurement: all keys of
     /// FROM or, with PERCENT, that part of its range, to its neighbour TO or to a compute server
     /// without keys, at a moment as for --shift-hotspot-at. Can be given several times
@@ -404,15 +345,6 @@ pub(super) enum TraceStart {
     Loaded,
     /// Nothing
     Empty,
-}
-
-/// What proves that a node was read whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Validation {
-    /// A checksum in the node: one READ
-    Sums,
-    /// The node's version: three READs
-    Versions,
 }
 
 /// The fabric between clients and memory servers.

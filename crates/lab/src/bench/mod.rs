@@ -2,9 +2,9 @@
 
 mod arguments;
 mod form;
-mod lsm;
 mod model;
 mod moments;
+mod options;
 mod over_time;
 mod plan;
 mod reshaping;
@@ -27,6 +27,10 @@ use plan::{BenchPlan, MeasuredWork};
 
 /// Runs the benchmark and prints its report.
 pub(crate) fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
+    if arguments.help_options {
+        print!("{}", options::page());
+        return Ok(());
+    }
     let plan = BenchPlan::new(arguments)?;
     let mut json = JsonTarget::open(arguments.json.as_deref())?;
     let folder = arguments.timeline.as_deref().map(over_time::TimelineFolder::make).transpose()?;

@@ -1,11 +1,10 @@
 //! Turns options into a plan. All errors of a command line are found here, before the run starts.
 
-use super::arguments::{BenchArguments, FabricName, LoadName, TraceStart, Validation};
+use super::arguments::{BenchArguments, FabricName, LoadName, TraceStart};
 use super::form::KeysAndValues;
-use super::{lsm, over_time, reshaping};
-use crate::designs::{
-    self, DesignName, FabricConfig, IndexOptions, PartitioningName, ValueBlockOptions,
-};
+use super::{over_time, reshaping};
+use crate::designs::{self, DesignName, FabricConfig, IndexOptions, ValueBlockOptions};
+use clap::ValueEnum;
 use farleaf_bench::driver::{BenchRun, HotspotShift, WorkAmount};
 use farleaf_bench::keys::KeySpace;
 use farleaf_bench::report::{self, HotspotShifted, Report};
@@ -19,13 +18,14 @@ use farleaf_command_line::output;
 use farleaf_command_line::usage;
 use farleaf_dex::DexOptions;
 use farleaf_dex::blocks::MAX_LOST;
-use farleaf_dex::cache::{AcknowledgeName, CacheOptions};
+use farleaf_dex::cache::CacheOptions;
 use farleaf_fabric::local::LocalConfig;
 #[cfg(feature = "verbs")]
 use farleaf_fabric_verbs::VerbsConfig;
-use farleaf_index::DEFAULT_CACHE_BYTES;
-use farleaf_trees::fine::FineOptions;
-use farleaf_trees::one_sided::entrywise::EntrywiseOptions;
+use farleaf_index::{DEFAULT_CACHE_BYTES, OptionChange, OptionType};
+use farleaf_trees::chime::ChimeOptions;
+use farleaf_trees::coarse::PartitioningName;
+use farleaf_trees::sherman::ShermanOptions;
 use farleaf_trees::smart::SmartOptions;
 use std::path::Path;
 
@@ -73,7 +73,7 @@ impl BenchPlan {
         let format = trace_format(arguments)?;
         let has_strings = arguments.key_form.is_some()
             || (format.has_text() && !arguments.hash_keys && arguments.trace.is_some());
-        check(arguments, threads, has_strings)?;
+        check(arguments, threads)?;
         let fabric = fabric(arguments);
         let mut trace = arguments.trace.as_deref().map(|path| read(path, &format, arguments));
         let mut trace = trace.take().transpose()?;
@@ -81,7 +81,7 @@ impl BenchPlan {
         let interval = over_time::intervals(arguments)?;
         let distribution = arguments.distribution.unwrap_or(arguments.workload.distribution);
         over_time::check_shift(arguments, distribution)?;
-        let (work, keys, inserts) = match trace {
+        let (mut work, keys, inserts) = match trace {
             Some(trace) => {
                 let keys = form.keys().cloned().unwrap_or_else(|| trace.keys());
                 let is_loaded = arguments.trace_start == TraceStart::Loaded;
@@ -136,9 +136,9 @@ impl BenchPlan {
                 (MeasuredWork::Workload(Box::new(run)), keys, inserts)
             }
         };
-        let weights = match (&*arguments.placement, arguments.partitioning) {
-            ([], _) => vec![1; usize::from(arguments.memory_servers)],
-            (weights, _) => weights.to_vec(),
+        let weights = match &*arguments.placement {
+            [] => vec![1; usize::from(arguments.memory_servers)],
+            weights => weights.to_vec(),
         };
         let loaded = match &work {
             MeasuredWork::Trace(_, loaded) => loaded.as_ref().map_or(0, KeySpace::len),
@@ -161,17 +161,11 @@ impl BenchPlan {
             }
         };
         let by_trace = |text: String| if arguments.trace.is_some() { "trace".into() } else { text };
-        let is_range = arguments.partitioning == PartitioningName::Range;
         let raw_bytes = keys.len() as f64 * form.record_bytes();
-        let cache_bytes = cache_bytes(arguments, raw_bytes);
+        let cache_bytes = cache_bytes(arguments, raw_bytes)?;
         let in_cache = cache_bytes.unwrap_or(DEFAULT_CACHE_BYTES);
         let part = u64::from(arguments.block_cache_percent);
         let of_blocks = arguments.inline_bytes.map_or(0, |_| in_cache / 100 * part);
-        if arguments.hot_entries > in_cache {
-            return usage(format!(
-                "--hot-entries must be at most the cache of a compute server, {in_cache} bytes"
-            ));
-        }
         let blocks = arguments.inline_bytes.map(|inline_bytes| ValueBlockOptions {
             inline_bytes,
             cache_bytes: of_blocks * u64::from(arguments.compute_servers),
@@ -183,9 +177,45 @@ impl BenchPlan {
             ..report::ValueBlockReport::default()
         });
         let used_servers = arguments.memory_servers.saturating_sub(arguments.spare_memory_servers);
-        let placement_level = arguments.placement_level.unwrap_or_else(|| {
-            form.spreading_level(keys.len(), arguments.fill, used_servers.max(1))
-        });
+        let placement_level = form.spreading_level(keys.len(), arguments.fill, used_servers.max(1));
+        let for_nodes = in_cache - of_blocks;
+        let mut cache = CacheOptions { bytes: for_nodes, ..CacheOptions::default() };
+        if let Some(ms) = arguments.write_back_ms {
+            cache.write_back_ns = u64::from(ms) * 1_000_000;
+        }
+        let sherman = ShermanOptions { cache_bytes: for_nodes, ..ShermanOptions::default() };
+        let servers = keys.boundaries(&vec![1; usize::from(arguments.compute_servers)]);
+        let mut index = IndexOptions {
+            boundaries: keys.boundaries(&weights),
+            sherman,
+            chime: ChimeOptions { tree: sherman, ..ChimeOptions::default() },
+            smart: SmartOptions { cache_bytes: for_nodes, ..SmartOptions::default() },
+            dex: DexOptions {
+                placement_level,
+                spare_compute_servers: arguments.spare_compute_servers,
+                spare_memory_servers: arguments.spare_memory_servers,
+                balance: reshaping::balance(arguments),
+                ..DexOptions::with_boundaries(servers, cache)
+            },
+            dlsm: lsm_options(raw_bytes, arguments.tables),
+            shards: match usize::from(arguments.shards) {
+                1 => Vec::new(),
+                each => keys.boundaries(&vec![1; each * usize::from(arguments.compute_servers)]),
+            },
+            single_pool_bytes,
+            blocks,
+            ..IndexOptions::default()
+        };
+        for change in arguments.set.iter().filter(|change| change.option != CACHE_BYTES) {
+            change_option(&mut index, arguments.index, change)?;
+        }
+        check_options(arguments, &index, has_strings)?;
+        if index.dex.cache.write_back_ns > 0
+            && let MeasuredWork::Workload(run) = &mut work
+        {
+            run.reshaping.write_back = run.reshaping.write_back.max(1);
+        }
+        let partitioning = index.coarse.partitioning;
         let mut plan = Self {
             report: Report {
                 index: arguments.index.name().to_owned(),
@@ -204,8 +234,11 @@ impl BenchPlan {
                 batch: (arguments.batch > 1).then_some(arguments.batch),
                 fill: arguments.fill,
                 clustered: arguments.clustered,
-                partitioning: arguments.partitioning.name().to_owned(),
-                placement: if is_range { weights.clone() } else { Vec::new() },
+                partitioning: partitioning.to_string(),
+                placement: match partitioning {
+                    PartitioningName::Range => weights.clone(),
+                    PartitioningName::Hash => Vec::new(),
+                },
                 network_latency_ns: match &fabric {
                     FabricConfig::Local(config) => config.network_latency_ns,
                     FabricConfig::Sim(config) => 2 * config.network.one_way_ns,
@@ -224,7 +257,8 @@ impl BenchPlan {
                     #[cfg(feature = "verbs")]
                     FabricConfig::Verbs(config) => Some(config.server.threads),
                 },
-                placement_level: (arguments.index == DesignName::Dex).then_some(placement_level),
+                placement_level: (arguments.index == DesignName::Dex)
+                    .then_some(index.dex.placement_level),
                 hotspot_shift: arguments.shift_hotspot_at.map(|_| HotspotShifted {
                     at_ns: None,
                     by_percent: arguments.shift_hotspot_by,
@@ -237,58 +271,7 @@ impl BenchPlan {
                 ..Report::default()
             },
             design: arguments.index,
-            index: IndexOptions {
-                partitioning: arguments.partitioning,
-                boundaries: keys.boundaries(&weights),
-                fine: FineOptions {
-                    by_versions: arguments.validate == Validation::Versions,
-                    ..FineOptions::default()
-                },
-                hot_bytes: arguments.hot_entries,
-                entrywise: EntrywiseOptions {
-                    cache_bytes: in_cache,
-                    hand_overs: arguments.hand_overs,
-                    by_versions: arguments.validate == Validation::Versions,
-                    ..EntrywiseOptions::default()
-                },
-                smart: SmartOptions {
-                    cache_bytes: in_cache,
-                    combines: !arguments.no_combining,
-                    ..SmartOptions::default()
-                },
-                dex: DexOptions {
-                    at_load: arguments.boundaries,
-                    placement_level,
-                    spare_compute_servers: arguments.spare_compute_servers,
-                    spare_memory_servers: arguments.spare_memory_servers,
-                    balance: reshaping::balance(arguments),
-                    ..DexOptions::with_boundaries(
-                        keys.boundaries(&vec![1; usize::from(arguments.compute_servers)]),
-                        CacheOptions {
-                            bytes: in_cache - of_blocks,
-                            admission: arguments.admission,
-                            cooling: arguments.cooling,
-                            cooling_percent: arguments.cooling_percent,
-                            victims: arguments.victims,
-                            offload: arguments.offload,
-                            write_back: arguments.write_back,
-                            acknowledge: arguments.acknowledge,
-                            scan_ahead: arguments.scan_ahead,
-                            write_back_ns: u64::from(arguments.write_back_ms) * 1_000_000,
-                            ..CacheOptions::default()
-                        },
-                    )
-                },
-                dlsm: lsm::changed(lsm_options(raw_bytes), &arguments.lsm, raw_bytes),
-                shards: match usize::from(arguments.shards) {
-                    1 => Vec::new(),
-                    each => {
-                        keys.boundaries(&vec![1; each * usize::from(arguments.compute_servers)])
-                    }
-                },
-                single_pool_bytes,
-                blocks,
-            },
+            index,
             fabric,
             work,
             load: arguments.load.unwrap_or(match arguments.workload.starts_empty() {
@@ -308,7 +291,7 @@ impl BenchPlan {
 }
 
 /// Checks combinations of options.
-fn check(arguments: &BenchArguments, threads: u16, has_strings: bool) -> anyhow::Result<()> {
+fn check(arguments: &BenchArguments, threads: u16) -> anyhow::Result<()> {
     let BenchArguments { placement, memory_servers, compute_servers, .. } = arguments;
     let clients = u32::from(threads) * u32::from(*compute_servers);
     if arguments.trace.is_some() && clients != 1 {
@@ -328,48 +311,19 @@ fn check(arguments: &BenchArguments, threads: u16, has_strings: bool) -> anyhow:
             "--threads times --compute-servers is {clients}: at most {most} on the {fabric} fabric"
         ));
     }
-    if arguments.write_back_ms > 0 && arguments.index != DesignName::Dex {
+    if arguments.write_back_ms.is_some() && arguments.index != DesignName::Dex {
         return usage("--write-back-ms needs --index dex");
-    }
-    if arguments.acknowledge != AcknowledgeName::Cached && arguments.index != DesignName::Dex {
-        return usage("--acknowledge needs --index dex");
     }
     if arguments.shards > 1 && arguments.index != DesignName::Dlsm {
         return usage("--shards needs --index dlsm");
     }
-    if arguments.write_back_ms > 0 && arguments.trace.is_some() {
-        return usage("--write-back-ms cannot be combined with --trace");
-    }
     if arguments.index != DesignName::Dlsm
-        && (arguments.background > 0 || !arguments.lsm.is_empty())
+        && (arguments.background > 0 || arguments.tables.is_some())
     {
-        return usage("--background and --lsm need --index dlsm");
+        return usage("--background and --tables need --index dlsm");
     }
     if arguments.own_keys && arguments.seconds.is_none() && arguments.spare_compute_servers > 0 {
         return usage("--own-keys with --spare-compute-servers needs --seconds");
-    }
-    let has_versions = matches!(arguments.index, DesignName::Fine | DesignName::Sherman);
-    if arguments.validate == Validation::Versions && !has_versions {
-        return usage("--validate versions needs --index fine or sherman");
-    }
-    if arguments.validate == Validation::Versions
-        && arguments.index == DesignName::Sherman
-        && has_strings
-    {
-        return usage("--validate versions with --index sherman needs keys that are numbers");
-    }
-    if arguments.hot_entries > 0 && (arguments.index != DesignName::Chime || has_strings) {
-        return usage("--hot-entries needs --index chime, and keys that are numbers");
-    }
-    if arguments.no_combining && !matches!(arguments.index, DesignName::Smart | DesignName::PSmart)
-    {
-        return usage("--no-combining needs --index smart or p-smart");
-    }
-    if !placement.is_empty() && arguments.partitioning == PartitioningName::Hash {
-        return usage("--placement needs --partitioning range");
-    }
-    if !arguments.index.takes(arguments.partitioning) {
-        return usage(format!("the design `{}` is not hash partitioned", arguments.index.name()));
     }
     if !placement.is_empty() && placement.len() != usize::from(*memory_servers) {
         return usage(format!(
@@ -397,6 +351,63 @@ fn check(arguments: &BenchArguments, threads: u16, has_strings: bool) -> anyhow:
     }
     if arguments.network_latency_ns.is_some_and(|ns| ns > 1_000_000_000) {
         return usage("--network-latency-ns must be at most 1G, one second");
+    }
+    Ok(())
+}
+
+/// The option that `--cache-bytes` and `--cache-percent` set, less the part for value blocks.
+const CACHE_BYTES: &str = "cache_bytes";
+
+/// Sets an option of the design that runs.
+pub(super) fn change_option(
+    index: &mut IndexOptions,
+    design: DesignName,
+    change: &OptionChange,
+) -> anyhow::Result<()> {
+    let asked = &change.design;
+    let names = DesignName::value_variants().iter().map(|design| design.name());
+    if names.clone().all(|name| name != asked) {
+        let names = names.collect::<Vec<_>>().join(", ");
+        return usage(format!("--set {change}: unknown design `{asked}`: expected one of {names}"));
+    }
+    if design.name() != asked {
+        return usage(format!("--set {change} needs --index {asked}"));
+    }
+    match index.of_design(design) {
+        Some(options) => options
+            .set(&change.option, &change.value)
+            .or_else(|error| usage(format!("--set {change}: {error}"))),
+        None => usage(format!("--set {change}: this design has no options")),
+    }
+}
+
+/// Checks combinations of options of the design and others.
+fn check_options(
+    arguments: &BenchArguments,
+    index: &IndexOptions,
+    has_strings: bool,
+) -> anyhow::Result<()> {
+    let IndexOptions { coarse, sherman, chime, dex, .. } = index;
+    if sherman.by_versions && has_strings {
+        return usage("by_versions of sherman needs keys that are numbers");
+    }
+    if chime.hot_bytes > 0 && has_strings {
+        return usage("hot_bytes of chime needs keys that are numbers");
+    }
+    if chime.hot_bytes > chime.tree.cache_bytes {
+        return usage(format!(
+            "hot_bytes of chime must be at most the cache of a compute server, {} bytes",
+            chime.tree.cache_bytes
+        ));
+    }
+    if coarse.partitioning == PartitioningName::Hash && !arguments.placement.is_empty() {
+        return usage("--placement needs coarse.partitioning=range");
+    }
+    if dex.cache.write_back_ns > 0 && arguments.trace.is_some() {
+        return usage("write-back by age cannot be combined with --trace");
+    }
+    if dex.balance.window_ns == 0 && arguments.balance {
+        return usage("--balance needs a balance_window_ns above 0");
     }
     Ok(())
 }
@@ -501,10 +512,14 @@ fn expected_inserts(amount: WorkAmount, share: f64) -> u64 {
     (operations * 1.05 * share).ceil() as u64
 }
 
-fn cache_bytes(arguments: &BenchArguments, raw_bytes: f64) -> Option<u64> {
+fn cache_bytes(arguments: &BenchArguments, raw_bytes: f64) -> anyhow::Result<Option<u64>> {
+    if let Some(change) = arguments.set.iter().rfind(|change| change.option == CACHE_BYTES) {
+        change_option(&mut IndexOptions::default(), arguments.index, change)?;
+        return Ok(u64::of_value(&change.value));
+    }
     let of_all = |percent: f64| raw_bytes * percent / 100.0;
     let percent = arguments.cache_percent.map(|p| of_all(p) / f64::from(arguments.compute_servers));
-    arguments.cache_bytes.or(percent.map(|bytes| bytes as u64))
+    Ok(arguments.cache_bytes.or(percent.map(|bytes| bytes as u64)))
 }
 
 /// The memory of all servers together, limited to the size of one region.

@@ -45,15 +45,17 @@ pub(super) fn of(arguments: &BenchArguments) -> anyhow::Result<Reshaping> {
         }
     }
     let spare_compute_servers = *spare_compute_servers;
-    let by_age = u16::from(arguments.write_back_ms > 0);
-    let write_back = arguments.background.max(by_age);
+    let write_back = arguments.background;
     Ok(Reshaping { spare_compute_servers, balance: arguments.balance, write_back, changes })
 }
 
 /// Options of the balancer.
 pub(super) fn balance(arguments: &BenchArguments) -> BalanceOptions {
-    let window_ns = (arguments.balance_window_ms * 1e6) as u64;
-    BalanceOptions { window_ns, ..BalanceOptions::default() }
+    let mut options = BalanceOptions::default();
+    if let Some(ms) = arguments.balance_window_ms {
+        options.window_ns = (ms * 1e6) as u64;
+    }
+    options
 }
 
 /// Describes the load of each compute server, and the changes.

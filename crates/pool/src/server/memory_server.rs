@@ -27,7 +27,9 @@ use farleaf_fabric::{
 };
 use farleaf_page::rules;
 use farleaf_page::table::PlacedSsTable;
-use farleaf_page::{DesignId, Layout, NodeCarver, OwnedKey, OwnedValue, Page, Superblock};
+use farleaf_page::{
+    DEFAULT_PLACEMENT_LEVEL, DesignId, Layout, NodeCarver, OwnedKey, OwnedValue, Page, Superblock,
+};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::OnceLock;
 
@@ -74,7 +76,7 @@ impl Default for MemoryServerConfig {
         Self {
             pool_bytes: 1 << 30,
             chunk_bytes: 1 << 20,
-            placement_level: 3,
+            placement_level: DEFAULT_PLACEMENT_LEVEL,
             backing: RegionBacking::default(),
         }
     }

@@ -16,22 +16,22 @@
 
 use crate::one_sided::entrywise::{self, EntryTree, EntrywiseCompute, EntrywiseOptions};
 use farleaf_fabric::Fabric;
-use farleaf_index::{Design, IndexError};
+use farleaf_index::{Design, IndexError, OptionSchema, design_options};
 use farleaf_page::{DesignId, Layout};
 
-/// Options of a new CHIME index.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ChimeOptions {
-    /// The options that Sherman has too.
-    pub tree: EntrywiseOptions,
-    /// Size of each compute server's guesses where popular records are, in bytes. They are used
-    /// where a leaf is a hopscotch table, take their memory at once, and are limited to 16 GiB. 0
-    /// disables them.
-    pub hot_bytes: u64,
+design_options! {
+    /// Options of a new CHIME index.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct ChimeOptions {
+        /// Size of each compute server's guesses where popular records are, in bytes. They are used
+        /// where a leaf is a hopscotch table, and take their memory at once. 0 disables them.
+        pub hot_bytes: u64 = 0, in 0..=17_179_869_184;
+    }
+    with {
+        /// The options that Sherman has too.
+        pub tree: EntrywiseOptions;
+    }
 }
-
-/// Maximum of [`ChimeOptions::hot_bytes`].
-const MAX_HOT_BYTES: u64 = 16 << 30;
 
 /// The compute side of a CHIME index.
 pub type ChimeCompute<L> = EntrywiseCompute<L>;
@@ -53,9 +53,7 @@ impl<L: Layout> Design<L> for Chime {
     }
 
     fn compute(options: &ChimeOptions) -> Result<Self::Compute, IndexError> {
-        if options.hot_bytes > MAX_HOT_BYTES {
-            return Err(IndexError::InvalidArgument("hot entries take at most 16 GiB"));
-        }
+        options.check_bounds()?;
         Ok(ChimeCompute::new(options.tree, None)?.with_hot_entries(options.hot_bytes))
     }
 

@@ -13,7 +13,9 @@ mod scan;
 pub use farleaf_pool::remote::Partitioning;
 
 use farleaf_fabric::{Fabric, ServerId};
-use farleaf_index::{Design, IndexAdmin, IndexError, KeyedRecords, RangeIndex, ScanRequest};
+use farleaf_index::{
+    Design, IndexAdmin, IndexError, KeyedRecords, RangeIndex, ScanRequest, design_options, named,
+};
 use farleaf_page::{DesignId, EditAction, EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use farleaf_pool::remote::{RemoteError, RpcClient, ShareMap};
 use farleaf_pool::wire::{AskEdit, Refusal, Reply, TreeRequest};
@@ -24,6 +26,38 @@ use std::future::Future;
 /// The coarse-grained design.
 #[derive(Clone, Copy, Debug)]
 pub struct Coarse;
+
+/// A scheme of dividing keys among memory servers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PartitioningName {
+    /// Each server holds a range of keys.
+    #[default]
+    Range,
+    /// Each server holds the keys that hash to its number.
+    Hash,
+}
+
+named!(PartitioningName, "range or hash", { Range: "range", Hash: "hash", });
+
+design_options! {
+    /// The options of a coarse-grained index that do not depend on its keys.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct CoarseScheme {
+        /// How the keys are divided among the memory servers.
+        pub partitioning: PartitioningName = PartitioningName::default();
+    }
+}
+
+impl CoarseScheme {
+    /// The options of an index with these boundaries, if its servers hold ranges.
+    pub fn divided<K>(self, boundaries: Vec<K>) -> CoarseOptions<K> {
+        let partitioning = match self.partitioning {
+            PartitioningName::Range => Partitioning::Range { boundaries },
+            PartitioningName::Hash => Partitioning::Hash,
+        };
+        CoarseOptions { partitioning }
+    }
+}
 
 /// Options of a new coarse-grained index.
 #[derive(Clone, Debug, PartialEq, Eq)]

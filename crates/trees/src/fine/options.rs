@@ -5,24 +5,22 @@
 //! [design:8][log2 of chunk nodes:7][by versions:1][leaves between heads:16][claim id:32]
 //! ```
 
+use farleaf_index::design_options;
 use farleaf_page::{DesignId, NodeCarver};
 
-/// Options of a new fine-grained index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FineOptions {
-    /// How many nodes a client takes from a memory server at once, as a power of two.
-    pub chunk_nodes_log2: u8,
-    /// A head, which lists the leaves after it, follows after this many leaves. 0 disables heads.
-    pub leaves_per_head: u16,
-    /// Whether a descent reads each node's version, the node, and the version again, as in the
-    /// paper, although the node's checksum makes one READ enough. For comparisons. Scans read
-    /// leaves ahead without these extra READs.
-    pub by_versions: bool,
-}
-
-impl Default for FineOptions {
-    fn default() -> Self {
-        Self { chunk_nodes_log2: 8, leaves_per_head: 16, by_versions: false }
+design_options! {
+    /// Options of a new fine-grained index.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct FineOptions {
+        /// How many nodes a client takes from a memory server at once, as a power of two.
+        pub chunk_nodes_log2: u8 = 8, in 0..=20;
+        /// A head, which lists the leaves after it, follows after this many leaves. 0 disables
+        /// heads.
+        pub leaves_per_head: u16 = 16;
+        /// Whether a descent reads each node's version, the node, and the version again, as in the
+        /// paper, although the node's checksum makes one READ enough. For comparisons. Scans read
+        /// leaves ahead without these extra READs.
+        pub by_versions: bool = false;
     }
 }
 

@@ -5,23 +5,34 @@
 //! [design:8][log2 of chunk nodes:8][reserved:16][random:32]
 //! ```
 
+use farleaf_index::design_options;
 use farleaf_page::{DesignId, NodeCarver};
 use farleaf_pool::remote::Partitioning;
 
-/// Options of a new hybrid index.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HybridOptions<K> {
-    /// Maps keys to the memory servers that index their leaves. Only [`Partitioning::Range`] is
-    /// allowed.
-    pub partitioning: Partitioning<K>,
-    /// How many nodes a client takes from a memory server at once, as a power of two.
-    pub chunk_nodes_log2: u8,
+design_options! {
+    /// Options of a new hybrid index.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct HybridOptions<K> {
+        /// How many nodes a client takes from a memory server at once, as a power of two.
+        pub chunk_nodes_log2: u8 = 8, in 0..=20;
+    }
+    given {
+        /// Maps keys to the memory servers that index their leaves. Only [`Partitioning::Range`] is
+        /// allowed.
+        pub partitioning: Partitioning<K> = Partitioning::Range { boundaries: Vec::new() };
+    }
 }
 
 impl<K> HybridOptions<K> {
     /// The default options, with the key space divided among the memory servers at `boundaries`.
     pub fn with_boundaries(boundaries: Vec<K>) -> Self {
-        Self { partitioning: Partitioning::Range { boundaries }, chunk_nodes_log2: 8 }
+        HybridOptions::<()>::default().divided(boundaries)
+    }
+
+    /// The same options, with the key space divided among the memory servers at `boundaries`.
+    pub fn divided<Q>(self, boundaries: Vec<Q>) -> HybridOptions<Q> {
+        let partitioning = Partitioning::Range { boundaries };
+        HybridOptions { chunk_nodes_log2: self.chunk_nodes_log2, partitioning }
     }
 
     pub(super) fn to_word(&self) -> u64 {

@@ -11,8 +11,8 @@ use super::sides::{ClientRadixSides, SmartCompute};
 use super::together::UnresolvedChanges;
 use farleaf_fabric::{Fabric, GlobalAddr, ServerId};
 use farleaf_index::{
-    Design, EditAnswer, Encoded, IndexAdmin, IndexError, LeafEdit, OwnedForm, RangeIndex, RecordOf,
-    RecordsOf, ScanRequest,
+    Design, EditAnswer, Encoded, IndexAdmin, IndexError, LeafEdit, OptionSchema, OwnedForm,
+    RangeIndex, RecordOf, RecordsOf, ScanRequest,
 };
 use farleaf_page::{DesignId, EditAction, Layout, MAX_RADIX_SERVERS, Octets, OwnedKey, RadixForm};
 use farleaf_pool::remote::{ROOT_SERVER, RemoteError, RpcClient};
@@ -73,12 +73,12 @@ impl<L: Layout> Design<L> for Smart {
     type Index<F: Fabric> = SmartIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, options: &SmartOptions) -> Result<(), IndexError> {
-        options.check()?;
+        options.check_bounds()?;
         create::<F, L>(fabric, DesignId::Smart as u64).await
     }
 
     fn compute(options: &SmartOptions) -> Result<SmartCompute, IndexError> {
-        options.check()?;
+        options.check_bounds()?;
         SmartCompute::new(*options, None)
     }
 
@@ -101,12 +101,12 @@ impl<L: Layout> Design<L> for PSmart {
     type Index<F: Fabric> = SmartIndex<F, L>;
 
     async fn create<F: Fabric>(fabric: &F, options: &Self::Options) -> Result<(), IndexError> {
-        options.smart.check()?;
+        options.smart.check_bounds()?;
         create::<F, L>(fabric, DesignId::Smart as u64 | DIVIDED).await
     }
 
     fn compute(options: &Self::Options) -> Result<SmartCompute, IndexError> {
-        options.smart.check()?;
+        options.smart.check_bounds()?;
         let key = |key: &OwnedKey<L>| key_of::<L>(key.borrow());
         SmartCompute::new(options.smart, Some(options.boundaries.iter().map(key).collect()))
     }

@@ -5,32 +5,27 @@
 //! [design:8][log2 of chunk nodes:7][divided:1][locks have versions:1][reserved:15][claim id:32]
 //! ```
 
-use farleaf_index::DEFAULT_CACHE_BYTES;
+use farleaf_index::{DEFAULT_CACHE_BYTES, design_options};
 use farleaf_page::{DesignId, NodeCarver};
 
 /// In the options' word: the keys are divided among compute servers.
 const DIVIDED: u64 = 1 << 15;
 
-/// Options of a new index with entrywise leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EntrywiseOptions {
-    /// How many nodes a client takes from a memory server at once, as a power of two.
-    pub chunk_nodes_log2: u8,
-    /// Size of the cached nodes of each compute server, in bytes. Only parents of leaves are
-    /// cached.
-    pub cache_bytes: u64,
-    /// How many clients of a compute server in a row can get a leaf's lock by hand-over. 0 disables
-    /// hand-over.
-    pub hand_overs: u32,
-    /// Whether a lookup trusts a leaf by the version in its lock, read before and after the leaf,
-    /// instead of by the checks in it. For experiments.
-    pub by_versions: bool,
-}
-
-impl Default for EntrywiseOptions {
-    fn default() -> Self {
-        let (chunk_nodes_log2, cache_bytes) = (8, DEFAULT_CACHE_BYTES);
-        Self { chunk_nodes_log2, cache_bytes, hand_overs: 8, by_versions: false }
+design_options! {
+    /// Options of a new index with entrywise leaves.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct EntrywiseOptions {
+        /// How many nodes a client takes from a memory server at once, as a power of two.
+        pub chunk_nodes_log2: u8 = 8, in 0..=20;
+        /// Size of the cached nodes of each compute server, in bytes. Only parents of leaves are
+        /// cached.
+        pub cache_bytes: u64 = DEFAULT_CACHE_BYTES;
+        /// How many clients of a compute server in a row can get a leaf's lock by hand-over. 0
+        /// disables hand-over.
+        pub hand_overs: u32 = 8, in 0..=1_000;
+        /// Whether a lookup trusts a leaf by the version in its lock, read before and after the
+        /// leaf, instead of by the checks in it. For experiments, only in Sherman.
+        pub by_versions: bool = false;
     }
 }
 
