@@ -2,8 +2,8 @@
 //!
 //! The keys of a settings file are the names of the flags, with `_` for `-`, so each setting is
 //! named, checked and given its unit in one place. Tables have the options of designs, `[dex]` and
-//! `[dlsm]`. Settings of the file are placed before the flags of the command line, so flags override
-//! them.
+//! `[dlsm]`. Settings of the file are placed before the flags of the command line, so flags
+//! override them.
 //!
 //! *Thread safety*: plain functions.
 
@@ -133,7 +133,7 @@ fn line_of(text: &str, option: &str) -> usize {
     1 + text.lines().position(sets).unwrap_or(0)
 }
 
-/// Sets an option of a compute server: of the cache of a DEX index, or of the trees of a dLSM index.
+/// Sets an option of a compute server: of the cache of a DEX index, or of a dLSM index's trees.
 ///
 /// # Errors
 /// One line that names the design or the option, and what is expected.

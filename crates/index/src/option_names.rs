@@ -40,24 +40,3 @@ macro_rules! named {
         $crate::named_option!($option, $expected);
     };
 }
-
-/// Makes a type with `FromStr` and `Display` the type of an option.
-#[doc(hidden)]
-#[macro_export]
-macro_rules! named_option {
-    ($option:ident, $expected:literal) => {
-        impl $crate::OptionType for $option {
-            fn of_value(value: &$crate::OptionValue) -> Option<Self> {
-                $crate::option_schema::read_name(value)
-            }
-
-            fn to_value(&self) -> $crate::OptionValue {
-                $crate::OptionValue::Name(self.to_string())
-            }
-
-            fn bounds(_range: Option<std::ops::RangeInclusive<Self>>) -> $crate::OptionBounds {
-                $crate::OptionBounds::Names($expected)
-            }
-        }
-    };
-}

@@ -281,6 +281,27 @@ pub fn read_name<T: FromStr<Err = UnknownName>>(value: &OptionValue) -> Option<T
     }
 }
 
+/// Makes a type with `FromStr` and `Display` the type of an option.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! named_option {
+    ($option:ident, $expected:literal) => {
+        impl $crate::OptionType for $option {
+            fn of_value(value: &$crate::OptionValue) -> Option<Self> {
+                $crate::option_schema::read_name(value)
+            }
+
+            fn to_value(&self) -> $crate::OptionValue {
+                $crate::OptionValue::Name(self.to_string())
+            }
+
+            fn bounds(_range: Option<std::ops::RangeInclusive<Self>>) -> $crate::OptionBounds {
+                $crate::OptionBounds::Names($expected)
+            }
+        }
+    };
+}
+
 /// Reads options that a map sets; the others are those of `base`.
 ///
 /// # Errors

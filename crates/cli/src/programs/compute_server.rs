@@ -56,8 +56,8 @@ pub(crate) struct ComputeServerArguments {
     /// that a crash loses none; with --index dex
     #[arg(long, value_name = "LEVEL", default_value_t)]
     acknowledge: AcknowledgeName,
-    /// Offload operations to memory servers when a node is not cached: never, always if they support
-    /// it, or cost-aware if that is measured to be cheaper
+    /// Offload operations to memory servers when a node is not cached: never, always if they can,
+    /// or cost-aware if that is measured to be cheaper
     #[arg(long, value_name = "POLICY", default_value_t)]
     offload: OffloadName,
     #[command(flatten)]

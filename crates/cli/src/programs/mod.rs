@@ -75,8 +75,9 @@ impl CommonOptions {
 /// Options of the design that a cluster has.
 #[derive(Debug, Args)]
 struct OptionArguments {
-    /// Set options of compute servers, such as `dex.scan_ahead=8` or `dlsm.level0_stop=72`; docs/options.md
-    /// lists them. Can be given several times; in the settings file, `[dex]` and `[dlsm]` have them
+    /// Set options of compute servers, such as `dex.scan_ahead=8` or `dlsm.level0_stop=72`;
+    /// docs/options.md lists them. Can be given several times; in the settings file, `[dex]` and
+    /// `[dlsm]` have them
     #[arg(long, value_name = "DESIGN.OPTION=VALUE,…", value_delimiter = ',')]
     set: Vec<OptionChange>,
 }

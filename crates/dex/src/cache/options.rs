@@ -156,9 +156,9 @@ design_options! {
         /// How much of a changed leaf is written back: its changed words, or whole pages as in the
         /// paper.
         pub write_back: WriteBackName = WriteBackName::default();
-        /// Limit for write-back by age, in nanoseconds: tasks that run
+        /// Limit for write-back by age, in nanoseconds; 0 means no limit. Tasks that run
         /// [`farleaf_index::Background::WriteBack`] write nodes back before they have been dirty
-        /// for this long. 0 means no limit: dirty nodes stay until their frames are needed.
+        /// for this long. Without it, dirty nodes stay until their frames are needed.
         pub write_back_ns: u64 = 0;
         /// When changes are answered: when they are in the cache, or when they are in the pool.
         pub acknowledge: AcknowledgeName = AcknowledgeName::default();

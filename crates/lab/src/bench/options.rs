@@ -11,7 +11,7 @@ const HEAD: &str = "\
 `farleaf-lab bench --help-options` prints this page, from the declarations of the options. Each one is set by its name:
 
 - `farleaf-lab bench --index dlsm --set dlsm.level0_stop=72` sets those of any design. Numbers may have a suffix, as
-  `64Ki` and `20M`.
+  `64Ki` and `20M`. Without a setting, `bench` chooses `placement_level` and the sizes of `dlsm` for the loaded data.
 - `farleaf cluster` and `farleaf compute-server` take `--set` too: those of `dex` that a compute server has alone, for
   its cache, and those of `dlsm`, which all compute servers of an index must have alike. In their settings files they
   are in `[dex]` and `[dlsm]`.
