@@ -19,7 +19,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Maximum number of operations of a history: about 400 bytes each, while they are checked.
+/// Maximum number of operations of a history: about 300 bytes each while they are checked.
 const MAX_OPERATIONS: u64 = 2_000_000;
 /// Pause of a client after an operation that failed without effect.
 const FAILURE_PAUSE: Duration = Duration::from_millis(10);
