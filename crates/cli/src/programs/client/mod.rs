@@ -87,6 +87,11 @@ impl OperationTimeout {
     pub(super) fn new(deadline_seconds: Duration) -> Self {
         Self { deadline_seconds }
     }
+
+    /// The time after which an operation is abandoned.
+    pub(super) fn seconds(&self) -> Duration {
+        self.deadline_seconds
+    }
 }
 
 /// The commands of a client.

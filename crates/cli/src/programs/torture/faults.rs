@@ -41,12 +41,12 @@ enum ServerFault {
 
 /// The process of a server.
 #[derive(Debug)]
-struct ServerProcess {
+struct LaunchedProcess {
     pid: u32,
     descriptor: OwnedFd,
 }
 
-impl ServerProcess {
+impl LaunchedProcess {
     /// The running process of a server of this launcher; `None` if there is none.
     fn open(folder: &LauncherFolder, launcher: u32, (kind, number): ServerName) -> Option<Self> {
         let pid = folder.pid(kind, number)?;
@@ -74,7 +74,7 @@ fn is_server(line: &str, launcher: u32, (kind, number): ServerName) -> bool {
 /// A stopped server; it continues when this is dropped.
 #[derive(Debug)]
 struct StoppedServer {
-    process: ServerProcess,
+    process: LaunchedProcess,
     until: Duration,
 }
 
@@ -160,8 +160,8 @@ impl FaultInjector {
         }
     }
 
-    fn process(&self, server: ServerName) -> Option<ServerProcess> {
-        ServerProcess::open(&self.folder, self.launcher.pid, server)
+    fn process(&self, server: ServerName) -> Option<LaunchedProcess> {
+        LaunchedProcess::open(&self.folder, self.launcher.pid, server)
     }
 
     fn kill(&mut self, server: ServerName, now: Duration) -> bool {

@@ -14,7 +14,7 @@ mod workload;
 use super::client::{OperationTimeout, locate};
 use super::{ClusterLocation, duration};
 use crate::heartbeat::Heartbeat;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use farleaf_cluster::catalog::{Catalog, open};
 use farleaf_cluster::client::ClusterConnection;
@@ -31,6 +31,8 @@ use farleaf_index::{ByName, IndexError, RangeIndex, ScanRequest};
 use farleaf_page::NamedLayout;
 use faults::{FaultInjector, FaultSchedule};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 use verdict::{TortureVerdict, judge};
 use workload::{ContentsRead, TortureNames, TortureRun};
@@ -82,7 +84,9 @@ pub(crate) struct TortureArguments {
 
 /// How long the servers may take to serve again after the last fault.
 const SERVE_WITHIN: Duration = Duration::from_secs(60);
-/// Poll interval of that wait, and of the schedule of faults.
+/// How much longer than an operation's deadline the last operations may take, on a busy machine.
+const CLIENT_MARGIN: Duration = Duration::from_secs(15);
+/// Poll interval of these waits, and of the schedule of faults.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How often gets, scans and the count are compared. A change of unknown outcome may come between
 /// them.
@@ -101,7 +105,7 @@ fn server_kind(text: &str) -> Result<ServerKind, String> {
 
 /// A cluster whose catalog answers.
 struct TorturedCluster {
-    catalog: std::sync::Arc<dyn Catalog>,
+    catalog: Arc<dyn Catalog>,
     keys: CatalogKeys,
 }
 
@@ -163,14 +167,14 @@ pub(crate) fn run(arguments: &TortureArguments) -> anyhow::Result<bool> {
     };
     let faults = FaultInjector::new(folder, launcher, schedule, &standing);
     with_layout!(located.layout(), L => {
-        torture::<L>(arguments, &cluster, &located.connect()?, faults)
+        torture::<L>(arguments, &cluster, located.connect()?, faults)
     })
 }
 
 fn torture<L: ClusterLayout + NamedLayout>(
     arguments: &TortureArguments,
     cluster: &TorturedCluster,
-    connection: &ClusterConnection<L>,
+    connection: ClusterConnection<L>,
     mut faults: FaultInjector,
 ) -> anyhow::Result<bool> {
     let stop = StopSignal::on_signals().context("cannot catch signals")?;
@@ -188,30 +192,35 @@ fn torture<L: ClusterLayout + NamedLayout>(
     let json = JsonTarget::open(arguments.json.as_deref())?;
     let heartbeat = Heartbeat::begin("torture");
     let bar = heartbeat.bar("torture", None);
-    let run = TortureRun::new(arguments.keys, arguments.seed, arguments.seconds);
-    let outcomes = std::thread::scope(|scope| {
-        let clients = std::thread::Builder::new().name("clients".to_owned());
-        let clients = clients.spawn_scoped(scope, || {
-            connection.run_all(arguments.clients, async |client, number| {
+    let run = Arc::new(TortureRun::new(arguments.keys, arguments.seed, arguments.seconds));
+    let connection = Arc::new(connection);
+    let clients = {
+        let (connection, run, clients) =
+            (Arc::clone(&connection), Arc::clone(&run), arguments.clients);
+        let thread = std::thread::Builder::new().name("clients".to_owned());
+        thread.spawn(move || {
+            connection.run_all(clients, async |client, number| {
                 run.work(&ByName::<L, _, _>::with(client, TortureNames), number).await;
                 Ok::<_, IndexError>(())
             })
-        })?;
-        while run.elapsed() < arguments.seconds && !clients.is_finished() {
-            faults.advance(run.elapsed());
-            bar.set_message(format!("{}, {}", run.progress(), faults.progress()));
-            if stop.wait(POLL_INTERVAL) {
-                break;
-            }
+        })
+    };
+    let clients = clients.context("cannot start the clients' thread")?;
+    while run.elapsed() < arguments.seconds && !clients.is_finished() {
+        faults.advance(run.elapsed());
+        bar.set_message(format!("{}, {}", run.progress(), faults.progress()));
+        if stop.wait(POLL_INTERVAL) {
+            break;
         }
-        faults.end();
-        run.end();
-        bar.set_message(format!("waiting for the last operations, {}", faults.progress()));
-        let outcomes = clients.join();
-        outcomes.map_err(|_| std::io::Error::other("a client's thread has failed"))
-    })
-    .context("cannot run the clients")?;
-    outcomes.into_iter().collect::<Result<Vec<_>, _>>().context("cannot run the clients")?;
+    }
+    faults.end();
+    run.end();
+    bar.set_message(format!("waiting for the last operations, {}", faults.progress()));
+    let stuck = await_clients(&clients, arguments.timeout.seconds());
+    if stuck.is_none() {
+        let outcomes = clients.join().map_err(|_| anyhow!("a client's thread has failed"))?;
+        outcomes.into_iter().collect::<Result<Vec<_>, _>>().context("cannot run the clients")?;
+    }
 
     bar.set_message("waiting until the cluster serves again");
     let mut trouble = cluster.await_serving(&faults).err();
@@ -229,13 +238,31 @@ fn torture<L: ClusterLayout + NamedLayout>(
             Err(error) => trouble = Some(farleaf_command_line::output::causes(&error)),
         }
     }
-    let history = run.take();
+    // A client that still waits uses the recorder.
+    let history = if stuck.is_none() { run.take() } else { run.so_far() };
+    let trouble = stuck.or(trouble);
     bar.set_message("checking the history");
     lines::write(&history, json_writer(&json)?)?;
     let verdict = judge(&history);
     bar.finish_and_clear();
     drop(heartbeat);
     conclude(&json, &run, &faults, &verdict, trouble)
+}
+
+/// Waits until all clients have ended. Says so if they do not: every operation has a deadline.
+fn await_clients<T>(clients: &JoinHandle<T>, deadline: Duration) -> Option<String> {
+    let (clock, never) = (MonotonicClock::start(), StopSignal::default());
+    let within = deadline + CLIENT_MARGIN;
+    while !clients.is_finished() {
+        if clock.elapsed() > within {
+            let (deadline, within) = (deadline.as_secs_f64(), within.as_secs_f64());
+            return Some(format!(
+                "clients have not ended after {within} s, and the deadline of an operation is {deadline} s"
+            ));
+        }
+        never.wait(POLL_INTERVAL);
+    }
+    None
 }
 
 /// Reads every key by get and by scans in both directions. Also returns how they differ, if they

@@ -183,13 +183,13 @@ fn what_failed_without_effect_is_dropped() {
 /// A damaged value is a violation, not a panic.
 #[test]
 fn what_no_client_has_written_has_a_name() {
-    type Layout = Bytes<128>;
-    let name = |value: &[u8]| Naming::<Layout>::name_of_value(&TortureNames, value);
-    let value = Layout::value_named(0x1_0000_0007);
+    type SmallBytes = Bytes<128>;
+    let name = |value: &[u8]| Naming::<SmallBytes>::name_of_value(&TortureNames, value);
+    let value = SmallBytes::value_named(0x1_0000_0007);
     assert_eq!(name(&value), Some(0x1_0000_0007));
     let damaged = [&value[..value.len() - 1], b"?"].concat();
     assert_eq!(name(&damaged), Some(u64::MAX));
-    let key = Naming::<Layout>::name_of_key(&TortureNames, b"no key of ours at all");
+    let key = Naming::<SmallBytes>::name_of_key(&TortureNames, b"no key of ours at all");
     assert_eq!(key, Some(u64::MAX));
     // Numbers are their own names.
     let index = ByName::<farleaf_page::Fixed8, _, _>::with(FaultyModel::default(), TortureNames);

@@ -19,7 +19,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Maximum number of operations of a history: about 400 bytes each, while they are checked.
+/// Maximum number of operations of a history: about 300 bytes each while they are checked.
 const MAX_OPERATIONS: u64 = 2_000_000;
 /// Pause of a client after an operation that failed without effect.
 const FAILURE_PAUSE: Duration = Duration::from_millis(10);
@@ -215,15 +215,14 @@ impl TortureRun {
         Ok(contents)
     }
 
-    /// The history, without operations that establish nothing: those that failed without effect,
-    /// and reads of unknown outcome.
+    /// The history, without what establishes nothing.
     pub(super) fn take(&self) -> History {
-        let mut history = self.recorder.take();
-        history.operations.retain(|operation| match &operation.outcome {
-            OperationOutcome::Failed(_) => false,
-            outcome => !(outcome.is_uncertain() && is_read(&operation.action)),
-        });
-        history
+        without_idle(self.recorder.take())
+    }
+
+    /// The history while clients still wait for answers.
+    pub(super) fn so_far(&self) -> History {
+        without_idle(self.recorder.so_far())
     }
 
     /// What has been done so far.
@@ -254,6 +253,16 @@ impl TortureRun {
         let last = self.last_error.lock().ok().and_then(|last| last.clone());
         last.unwrap_or_else(|| "the time was too short".to_owned())
     }
+}
+
+/// A history without the operations that establish nothing: those that failed without effect, and
+/// reads of unknown outcome.
+fn without_idle(mut history: History) -> History {
+    history.operations.retain(|operation| match &operation.outcome {
+        OperationOutcome::Failed(_) => false,
+        outcome => !(outcome.is_uncertain() && is_read(&operation.action)),
+    });
+    history
 }
 
 fn is_read(action: &ClientAction) -> bool {
