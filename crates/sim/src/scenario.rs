@@ -172,8 +172,8 @@ pub struct ClusterSpec {
     /// The kind of keys and values.
     #[serde(default)]
     pub keys: KeysSpec,
-    /// For byte strings in DEX: values longer than this are in blocks. If it is not set, there are no
-    /// blocks.
+    /// For byte strings in DEX: values longer than this are in blocks. If it is not set, there are
+    /// no blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inline_bytes: Option<usize>,
     /// Words per page, one of [`PAGE_WORDS`], or of [`BYTES_PAGE_WORDS`] for byte strings.

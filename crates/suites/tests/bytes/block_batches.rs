@@ -3,7 +3,6 @@
 
 use super::blocks::with_blocks;
 use super::designs::{caches, dex};
-use farleaf_dex::Dex;
 use farleaf_dex::blocks::{BlockIndex, DexWithBlocks};
 use farleaf_dex::cache::{AdmissionName, CacheOptions};
 use farleaf_fabric::sim::SimConfig;

@@ -2,7 +2,6 @@
 
 use super::blocks::with_blocks;
 use super::designs::{caches, dex};
-use farleaf_dex::Dex;
 use farleaf_dex::blocks::DexWithBlocks;
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
