@@ -12,7 +12,7 @@ use farleaf_page::{
 };
 use farleaf_pool::remote::RemoteError;
 
-/// The outcome of an operation at its leaf, and the change that its answer waits for (A1).
+/// The outcome of an operation at its leaf, and the change that its answer waits for (ack.A1).
 pub(super) type LeafAnswer<L> = (LeafOutcome<EditAnswer<OwnedValue<L>>>, Option<UnwrittenChange>);
 
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
@@ -133,7 +133,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Executes `edit` at the leaf or missing node where its descent ended. Also returns what the
-    /// answer has to wait for (A1).
+    /// answer has to wait for (ack.A1).
     #[inline]
     pub(super) async fn run_at(
         &self,

@@ -37,8 +37,8 @@ enum EditProgress<'a, L: Layout> {
     Between(OptimisticRef<'a, L>, (usize, Swip)),
     /// Its leaf is not hot. Holds the leaf's parent, the slot there, and the leaf's address.
     Missing(OptimisticRef<'a, L>, usize, GlobalAddr),
-    /// It is done, but its answer has to wait (A1). Holds whether it has changed its leaf, whether
-    /// the leaf is now sparse, and what the answer waits for.
+    /// It is done, but its answer has to wait (ack.A1). Holds whether it has changed its leaf,
+    /// whether the leaf is now sparse, and what the answer waits for.
     Unwritten(EditAnswer<OwnedValue<L>>, (bool, bool), UnwrittenChange),
     /// It must run alone.
     Alone,
@@ -48,7 +48,7 @@ enum EditProgress<'a, L: Layout> {
     Done,
 }
 
-/// An answer that waits until what it reports is written (A1).
+/// An answer that waits until what it reports is written (ack.A1).
 struct UnwrittenAnswer<L: Layout> {
     place: usize,
     answer: EditAnswer<OwnedValue<L>>,
@@ -255,8 +255,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Waits for the WRITEs of changed leaves, all in flight together, and answers (A1). Changes of
-    /// one leaf share a WRITE.
+    /// Waits for the WRITEs of changed leaves, all in flight together, and answers (ack.A1).
+    /// Changes of one leaf share a WRITE.
     async fn answer_written(
         &self,
         answers: Vec<UnwrittenAnswer<L>>,
@@ -285,8 +285,8 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Executes an operation at a leaf that is not hot. On completion, returns whether the leaf is now sparse.
-    /// `None` if the operation must be retried; then nothing has happened.
+    /// Executes an operation at a leaf that is not hot. On completion, returns whether the leaf is
+    /// now sparse. `None` if the operation must be retried; then nothing has happened.
     #[inline]
     async fn end_at(
         &self,

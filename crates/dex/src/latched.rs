@@ -44,9 +44,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         self.latched(node, node.lock().ok_or(Restart::Busy)?)
     }
 
-    /// Latches a node, usually a leaf, that is to be restructured. If answers wait until they are written, a WRITE
-    /// of a popular leaf is nearly always in flight. So this waits for the end of the one that it
-    /// meets: nobody can begin another one while the leaf is latched.
+    /// Latches a node, usually a leaf, that is to be restructured. If answers wait until they are
+    /// written, a WRITE of a popular leaf is nearly always in flight. So this waits for the end of
+    /// the one that it meets: nobody can begin another one while the leaf is latched.
     pub(super) async fn latch_leaf<'a>(
         &self,
         node: OptimisticRef<'a, L>,

@@ -137,7 +137,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Err(Restart::Busy);
         }
         if self.client.acknowledges_written() && right.is_leaf() && !is_in_pool(right.page) {
-            // Answers wait for changes of this frame, which a merge frees (A1).
+            // Answers wait for changes of this frame, which a merge frees (ack.A1).
             let frame = right.frame;
             drop((right, left, parent));
             let _ = self.client.write_back(frame).await;

@@ -126,8 +126,8 @@ rules! {
     GROUP_SLOT_FRESH: "uses_stale_slots", "D5", "Operations that descend together fetch a leaf only if its parent has not changed since the search.";
     PARENT_LOOKED_AT: "marks_blindly", "C6", "A node is marked as being fetched only while its parent points to it.";
     CHANGED_COPIES_DROPPED: "keeps_changed_copies", "C6", "The cached copy of a leaf is dropped once a memory server has changed the leaf.";
-    ANSWERS_AWAIT_WRITES: "answers_before_write", "A1", "With `acknowledge = written`, a change is answered only when it is in the pool.";
-    READS_AWAIT_WRITES: "reads_unwritten", "A1", "With `acknowledge = written`, a lookup or scan that has seen a change is answered only when the change is in the pool.";
+    ANSWERS_AWAIT_WRITES: "answers_before_write", "ack.A1", "With `acknowledge = written`, a change is answered only when it is in the pool.";
+    READS_AWAIT_WRITES: "reads_unwritten", "ack.A1", "With `acknowledge = written`, a lookup or scan that has seen a change is answered only when the change is in the pool.";
     ONE_WRITE_AT_A_TIME: "overtakes_its_own_writes", "C13", "Two WRITEs of one page are never in flight together.";
     WRITE_BACK_AWAITED: "frees_frames_early", "C14", "A node counts as clean only once its WRITE has completed.";
     WRITES_SETTLED: "rewrites_pages_without_reset", "C15", "After a WRITE of unknown outcome the connection is reset before the page is written again.";

@@ -232,7 +232,7 @@ impl<L: Pages> World<L> {
         let expected: Vec<(u64, u64)> = model.iter().map(|(&key, &value)| (key, value)).collect();
         let expected = &expected;
         self.pool.servers().iter().for_each(|server| frames_are_sound(server.state().cache()));
-        // A1: what was answered is in the pool already, so nobody looks or flushes before.
+        // ack.A1: what was answered is in the pool already, so nobody looks or flushes before.
         if self.options.cache.acknowledge == AcknowledgeName::Cached {
             self.memory.run_one(|fabric| async move {
                 let index = open(fabric, &self.pool).await;
@@ -508,7 +508,7 @@ fn write_backs_beside_changes() {
     assert!(done.write_backs > 0, "{done:?}");
 }
 
-/// inv. A1: what is answered is in the pool, while leaves split and merge and others read them.
+/// inv. ack.A1: what is answered is in the pool, while leaves split and merge and others read them.
 #[test]
 fn written_changes_beside_splits_and_merges() {
     let mix = Mix { insert: 4, update: 4, remove: 3, get: 3, peek: 3, flush: 0 };

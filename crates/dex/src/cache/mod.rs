@@ -48,5 +48,5 @@ pub use policy::{
 };
 pub use restart::Restart;
 pub use swip::Swip;
+pub(crate) use transfers::UnwrittenChange;
 pub(crate) use turns::{CacheTurn, CacheTurns};
-pub(crate) use written::UnwrittenChange;

@@ -1,9 +1,10 @@
-//! Unfinished transfers of a handle's frames, and why each frame still counts as being written.
+//! Unfinished transfers of a handle's frames, why each frame still counts as being written, and
+//! what answers wait for.
 //!
 //! *Thread safety*: plain values.
 
-use super::FrameId;
-use farleaf_fabric::GlobalAddr;
+use super::{FrameChange, FrameId};
+use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_page::PageWords;
 
 /// A frame with a last WRITE that may still land. Until that is settled, the frame is flagged as
@@ -23,4 +24,13 @@ pub(super) struct DependentFrame {
     pub(super) frame: FrameId,
     pub(super) parent: FrameId,
     pub(super) parent_at: GlobalAddr,
+}
+
+/// A change that an answer reports or has seen, and that the pool may lack.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnwrittenChange {
+    pub(super) frame: FrameId,
+    pub(super) change: FrameChange,
+    /// The memory server of the leaf.
+    pub(super) server: ServerId,
 }

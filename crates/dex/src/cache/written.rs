@@ -2,11 +2,11 @@
 //! death of the compute server loses nothing that it has answered.
 //!
 //! *Invariants* (`docs/internals/cache.md`)
-//! - A1. An answer leaves only when every change that it reports or has seen is in the memory
-//!   servers. So lookups and scans wait, too: also for a removal that they have seen.
-//! - A4. At most one WRITE of a leaf is in flight (C13). A waiter is released by a WRITE that began
-//!   after the change it waits for, and that carries all changes until then: many waiters of one
-//!   leaf share a WRITE.
+//! - ack.A1. An answer leaves only when every change that it reports or has seen is in the memory
+//!   servers. So lookups and scans wait, too: also for a removal that they have seen. - ack.A4. At
+//!   most one WRITE of a leaf is in flight (C13). A waiter is released by a WRITE that began after
+//!   the change it waits for, and that carries all changes until then: many waiters of one leaf
+//!   share a WRITE.
 //!
 //! Who waits holds no latch. A waiter takes the number of the frame's last change while the page's
 //! version is known to be valid or under the latch. It posts the WRITE itself if none is in flight.
@@ -14,22 +14,14 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::dirty::{is_in_pool, mark_arrived, mark_in_flight};
+use super::transfers::UnwrittenChange;
 use super::write_back::LeafWrite;
 use super::{
     AcknowledgeName, CacheClient, FrameCache, FrameChange, FrameId, OptimisticRef, Restart,
 };
-use farleaf_fabric::{Fabric, ServerId};
+use farleaf_fabric::Fabric;
 use farleaf_page::{Layout, PageWords, rules};
 use farleaf_pool::remote::RemoteError;
-
-/// A change that an answer reports or has seen, and that the pool may lack.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct UnwrittenChange {
-    frame: FrameId,
-    change: FrameChange,
-    /// The memory server of the leaf.
-    server: ServerId,
-}
 
 impl<L: Layout> FrameCache<L> {
     /// A WRITE of a frame has ended: all changes up to `change` are in the pool. Only the thread
