@@ -1,5 +1,5 @@
-//! Bulk loads. The index below takes its records one by one and cannot wait for WRITEs meanwhile, so all
-//! blocks are written first (blocks.X1), and the stored values are collected until then.
+//! Bulk loads. The index below takes its records one by one and cannot wait for WRITEs meanwhile,
+//! so all blocks are written first (blocks.X1), and the stored values are collected until then.
 //!
 //! *Thread safety*: the same as for the handle.
 
