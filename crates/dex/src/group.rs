@@ -176,7 +176,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 let place_of_leaf = LeafLocation::Hot(leaf);
                 let ended = self.run_at(place_of_leaf, DescentProbe::At(edit.key), *edit).await;
                 // A merge or a WRITE waits for memory servers; the operations after this one need
-                // not wait too. Changes of one leaf share a WRITE.
+                // not wait too.
                 let (answer, changed, sparse, unwritten) = match ended {
                     Ok((LeafOutcome::Nothing(answer), unwritten)) => {
                         (answer, false, false, unwritten)
@@ -256,7 +256,6 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     }
 
     /// Waits for the WRITEs of changed leaves, all in flight together, and answers (ack.A1).
-    /// Changes of one leaf share a WRITE.
     async fn answer_written(
         &self,
         answers: Vec<UnwrittenAnswer<L>>,

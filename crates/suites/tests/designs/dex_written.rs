@@ -1,13 +1,14 @@
 //! What an operation costs when answers wait until they are written (`acknowledge = written`), and
 //! what an answer then promises.
 //!
-//! Counts of remote operations are exact: the local fabric completes at once, and there is only one
-//! client.
+//! Counts of remote operations are exact: there is only one client, and the local fabric completes
+//! at once.
 
 use super::clients::{setup, spent};
 use farleaf_dex::cache::{AcknowledgeName, AdmissionName, CacheOptions};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
+use farleaf_fabric::sim::SimConfig;
 use farleaf_fabric::{Cluster, CounterSnapshot};
 use farleaf_index::partition::ComputePool;
 use farleaf_index::{Design, EditAction, LeafEdit, RangeIndex, ScanRequest};
@@ -69,10 +70,11 @@ fn a_change_is_one_write_and_a_lookup_of_a_clean_leaf_costs_nothing() {
     });
 }
 
-/// The operations of a group that change one leaf share a WRITE.
+/// A group costs at most one WRITE for a change, and nothing else. Changes of a leaf that wait
+/// together share one, as far as they do wait together.
 #[test]
-fn changes_of_a_leaf_in_a_group_share_a_write() {
-    let provider = LocalConfig::default();
+fn a_group_costs_at_most_a_write_for_each_change() {
+    let provider = SimConfig::default();
     let options = options(AcknowledgeName::Written);
     let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
     let pool: Arc<ComputePool<Dex, Fixed8>> = <Dex as Design<Fixed8>>::compute(&options).unwrap();
@@ -94,7 +96,8 @@ fn changes_of_a_leaf_in_a_group_share_a_write() {
         };
         let group = async { index.part(0).execute_all(&edits, count).await };
         let (reads, writes, atomics, rpcs, ..) = verbs(spent(&fabric, group).await);
-        assert_eq!((reads, writes, atomics, rpcs, done.get()), (0, 3, 0, 0, 30));
+        assert_eq!((reads, atomics, rpcs, done.get()), (0, 0, 0, 30));
+        assert!((3..30).contains(&writes), "{writes} writes of 3 leaves");
         let flush = async { index.part(0).flush().await.unwrap() };
         assert_eq!(verbs(spent(&fabric, flush).await), NOTHING);
     });
