@@ -9,7 +9,6 @@
 //! *Invariants* (`docs/internals/cache.md`)
 //! - C4. A word that differs from the pool's lies in the ranges, except for words 0, 5, 7 and, in
 //!   an inner node, the child words of swizzled children.
-//!
 //! - C28. While the note is 0, every change of the page is in the pool.
 //!
 //! *Thread safety*: the note changes only under the frame's latch, except from 1 to 0.

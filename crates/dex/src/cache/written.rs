@@ -3,10 +3,10 @@
 //!
 //! *Invariants* (`docs/internals/cache.md`)
 //! - ack.A1. An answer leaves only when every change that it reports or has seen is in the memory
-//!   servers. So lookups and scans wait, too: also for a removal that they have seen. - ack.A4. At
-//!   most one WRITE of a leaf is in flight (C13). A waiter is released by a WRITE that began after
-//!   the change it waits for, and that carries all changes until then: many waiters of one leaf
-//!   share a WRITE.
+//!   servers. So lookups and scans wait, too: also for a removal that they have seen.
+//! - ack.A4. At most one WRITE of a leaf is in flight (C13). A waiter is released by a WRITE that
+//!   began after the change it waits for, and that carries all changes until then: many waiters of
+//!   one leaf share a WRITE.
 //!
 //! Who waits holds no latch. A waiter takes the number of the frame's last change while the page's
 //! version is known to be valid or under the latch. It posts the WRITE itself if none is in flight.

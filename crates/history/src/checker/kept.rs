@@ -81,10 +81,7 @@ pub fn check_kept(
 }
 
 /// Checks that a crash that ended `history` has lost nothing that was answered, not even what only
-/// a lookup has seen: reading `found` afterwards must fit the history.
-///
-/// # Errors
-/// What [`check_linearizable`] reports.
+/// a lookup has seen: reading `found` afterwards must be linearizable with the history.
 pub fn check_all_kept(history: &History, found: &BTreeMap<u64, u64>) -> CheckVerdict {
     let mut whole = history.clone();
     let keys: BTreeSet<u64> =
