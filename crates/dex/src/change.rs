@@ -15,6 +15,18 @@ use farleaf_pool::remote::RemoteError;
 /// The outcome of an operation at its leaf, and the change that its answer waits for (ack.A1).
 pub(super) type LeafAnswer<L> = (LeafOutcome<EditAnswer<OwnedValue<L>>>, Option<UnwrittenChange>);
 
+/// The answer of an operation, whether its leaf is now sparse, and the change that the answer waits
+/// for. `None` if the leaf had no room.
+pub(super) fn answer_of<L: Layout>(
+    (outcome, unwritten): LeafAnswer<L>,
+) -> Option<(EditAnswer<OwnedValue<L>>, bool, Option<UnwrittenChange>)> {
+    match outcome {
+        LeafOutcome::Nothing(answer) => Some((answer, false, unwritten)),
+        LeafOutcome::Changed { answer, sparse, .. } => Some((answer, sparse, unwritten)),
+        LeafOutcome::Full => None,
+    }
+}
+
 impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// The value of `key`.
     ///
@@ -85,19 +97,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             if self.offload.is_on() { OffloadOffer::Edit } else { OffloadOffer::Nothing };
         loop {
             let restart = match self.try_run(probe, edit, offer).await {
-                Ok((LeafOutcome::Nothing(answer), unwritten)) => {
-                    if let Some(unwritten) = unwritten {
-                        Box::pin(self.client.await_written(unwritten)).await?;
+                Ok(outcome) => match answer_of::<L>(outcome) {
+                    Some((answer, sparse, unwritten)) => {
+                        if let Some(unwritten) = unwritten {
+                            Box::pin(self.client.await_written(unwritten)).await?;
+                        }
+                        return Ok((answer, sparse));
                     }
-                    return Ok((answer, false));
-                }
-                Ok((LeafOutcome::Changed { answer, sparse, .. }, unwritten)) => {
-                    if let Some(unwritten) = unwritten {
-                        Box::pin(self.client.await_own(unwritten)).await?;
-                    }
-                    return Ok((answer, sparse));
-                }
-                Ok((LeafOutcome::Full, _)) => None,
+                    None => None,
+                },
                 Err(restart) => Some(restart),
             };
             let restart = match restart {

@@ -12,12 +12,13 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
+use super::change::answer_of;
 use super::descend::{ChildTarget, LeafLocation};
 use crate::cache::{OptimisticRef, Restart, Swip, UnwrittenChange};
 use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 use farleaf_index::together::{all, join};
 use farleaf_page::rules;
-use farleaf_page::{DescentProbe, EditAnswer, Layout, LeafEdit, LeafOutcome, OwnedValue};
+use farleaf_page::{DescentProbe, EditAnswer, Layout, LeafEdit, OwnedValue};
 use farleaf_pool::remote::RemoteError;
 use smallvec::SmallVec;
 
@@ -37,9 +38,6 @@ enum EditProgress<'a, L: Layout> {
     Between(OptimisticRef<'a, L>, (usize, Swip)),
     /// Its leaf is not hot. Holds the leaf's parent, the slot there, and the leaf's address.
     Missing(OptimisticRef<'a, L>, usize, GlobalAddr),
-    /// It is done, but its answer has to wait (ack.A1). Holds whether it has changed its leaf,
-    /// whether the leaf is now sparse, and what the answer waits for.
-    Unwritten(EditAnswer<OwnedValue<L>>, (bool, bool), UnwrittenChange),
     /// It must run alone.
     Alone,
     /// It has ended, and has left its leaf sparse.
@@ -52,8 +50,6 @@ enum EditProgress<'a, L: Layout> {
 struct UnwrittenAnswer<L: Layout> {
     place: usize,
     answer: EditAnswer<OwnedValue<L>>,
-    /// Whether the operation has changed its leaf.
-    changed: bool,
     change: UnwrittenChange,
 }
 
@@ -80,11 +76,12 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let root = self.seen_root().ok().filter(|_| descends);
             let at_root = || root.map_or(EditProgress::Alone, EditProgress::At);
             let mut group: EditGroup<'_, L> = edits.iter().map(|_| at_root()).collect();
+            let mut waiting = Vec::new();
             if let Some(root) = root {
                 self.descend_together(root.page.level(), edits, &mut group).await;
-                self.use_hot_leaves(edits, &mut group, &done).await;
+                waiting = self.use_hot_leaves(edits, &mut group, &done).await;
             }
-            self.finish_others(edits, &mut group, &done).await;
+            self.finish_others(edits, &mut group, waiting, &done).await;
         }
     }
 
@@ -160,71 +157,49 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         })
     }
 
-    /// Executes the operations whose leaves are hot.
+    /// Executes the operations whose leaves are hot. Returns the answers that have to wait.
     async fn use_hot_leaves<'a>(
         &'a self,
         edits: &[GroupEdit<'_, L>],
         group: &mut EditGroup<'a, L>,
         done: &impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
-    ) {
+    ) -> Vec<UnwrittenAnswer<L>> {
+        let mut waiting = Vec::new();
         for (place, (progress, edit)) in group.iter_mut().zip(edits).enumerate() {
             if let EditProgress::At(leaf) = *progress {
                 let leaf = match self.fabric().breaks(rules::GROUP_VERSION_TAKEN) {
                     true => self.client.cache().seen(leaf.frame).unwrap_or(leaf),
                     false => leaf,
                 };
-                let place_of_leaf = LeafLocation::Hot(leaf);
-                let ended = self.run_at(place_of_leaf, DescentProbe::At(edit.key), *edit).await;
                 // A merge or a WRITE waits for memory servers; the operations after this one need
                 // not wait too.
-                let (answer, changed, sparse, unwritten) = match ended {
-                    Ok((LeafOutcome::Nothing(answer), unwritten)) => {
-                        (answer, false, false, unwritten)
-                    }
-                    Ok((LeafOutcome::Changed { answer, sparse, .. }, unwritten)) => {
-                        (answer, true, sparse, unwritten)
-                    }
-                    Ok((LeafOutcome::Full, _)) | Err(_) => {
-                        *progress = EditProgress::Alone;
-                        continue;
-                    }
-                };
-                *progress = match unwritten {
-                    Some(unwritten) => {
-                        EditProgress::Unwritten(answer, (changed, sparse), unwritten)
-                    }
-                    None => {
-                        done(place, Ok(answer));
+                *progress = match self.answer_at(LeafLocation::Hot(leaf), edit).await {
+                    Some((answer, sparse, unwritten)) => {
+                        match unwritten {
+                            Some(change) => waiting.push(UnwrittenAnswer { place, answer, change }),
+                            None => done(place, Ok(answer)),
+                        }
                         if sparse { EditProgress::Sparse } else { EditProgress::Done }
                     }
+                    None => EditProgress::Alone,
                 };
             }
         }
+        waiting
     }
 
-    /// Executes the operations whose leaves are not hot, and those that run alone. Meanwhile waits
-    /// for the WRITEs of changed leaves. Merges the leaves that operations have left sparse.
+    /// Executes the operations whose leaves are not hot, and those that run alone, while `waiting`
+    /// answers wait. Merges the leaves that operations have left sparse.
     async fn finish_others<'a>(
         &'a self,
         edits: &[GroupEdit<'_, L>],
         group: &mut EditGroup<'a, L>,
+        waiting: Vec<UnwrittenAnswer<L>>,
         done: &impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) {
         for progress in group.iter() {
             if let EditProgress::Missing(_, _, address) = progress {
                 self.client.prefetch_for_fetch(*address);
-            }
-        }
-        let mut unwritten = Vec::new();
-        for (place, progress) in group.iter_mut().enumerate() {
-            if let EditProgress::Unwritten(..) = progress
-                && let EditProgress::Unwritten(answer, (changed, sparse), change) =
-                    std::mem::replace(progress, EditProgress::Done)
-            {
-                unwritten.push(UnwrittenAnswer { place, answer, changed, change });
-                if sparse {
-                    *progress = EditProgress::Sparse;
-                }
             }
         }
         let others = group.iter().zip(edits).enumerate().filter_map(|(place, (progress, edit))| {
@@ -237,45 +212,44 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 _ => (None, None),
             };
             Some(async move {
-                let done = |outcome| done(place, outcome);
-                if let Some(leaf) = leaf {
-                    ended = self.end_at(leaf, edit, done).await;
+                if let Some(leaf) = leaf
+                    && let Some((answer, sparse, _)) = self.answer_at(leaf, edit).await
+                {
+                    done(place, Ok(answer));
+                    ended = Some(sparse);
                 }
                 match ended {
                     Some(true) => Box::pin(self.merge_sparse(edit.key)).await,
                     Some(false) => {}
-                    None => done(Box::pin(self.execute(*edit)).await),
+                    None => done(place, Box::pin(self.execute(*edit)).await),
                 }
             })
         });
-        if unwritten.is_empty() {
+        if waiting.is_empty() {
             all(others).await;
         } else {
-            join(self.answer_written(unwritten, done), all(others)).await;
+            join(self.answer_written(waiting, done), all(others)).await;
         }
     }
 
     /// Waits for the WRITEs of changed leaves, all in flight together, and answers (ack.A1).
     async fn answer_written(
         &self,
-        answers: Vec<UnwrittenAnswer<L>>,
+        waiting: Vec<UnwrittenAnswer<L>>,
         done: &impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) {
-        let begin = |answer: &UnwrittenAnswer<L>| self.client.begin_to_write(answer.change);
-        let posted: Vec<_> = answers.iter().filter_map(begin).collect();
+        let begin = |waiting: &UnwrittenAnswer<L>| self.client.begin_to_write(waiting.change);
+        let posted: Vec<_> = waiting.iter().filter_map(begin).collect();
         for write in posted {
-            self.client.end_to_write(write).await;
+            // If it fails, the leaf is dirty again, and the answers below write it.
+            let _ = self.client.end_leaf_write(write).await;
         }
         let mut late = Vec::new();
-        for UnwrittenAnswer { place, answer, changed, change } in answers {
+        for UnwrittenAnswer { place, answer, change } in waiting {
             match self.client.is_written(change) {
                 true => done(place, Ok(answer)),
                 false => late.push(async move {
-                    let written = match changed {
-                        true => self.client.await_own(change).await,
-                        false => self.client.await_written(change).await,
-                    };
-                    done(place, written.map(|()| answer));
+                    done(place, self.client.await_written(change).await.map(|()| answer));
                 }),
             }
         }
@@ -284,25 +258,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         }
     }
 
-    /// Executes an operation at a leaf that is not hot. On completion, returns whether the leaf is
-    /// now sparse. `None` if the operation must be retried; then nothing has happened.
+    /// Executes an operation at the leaf where its descent ended. Returns its answer, whether the
+    /// leaf is now sparse, and what the answer waits for; `None` if the operation must be retried,
+    /// and then nothing has happened.
     #[inline]
-    async fn end_at(
+    async fn answer_at(
         &self,
         leaf: LeafLocation<'_, L>,
         edit: &GroupEdit<'_, L>,
-        done: impl FnOnce(Result<EditAnswer<OwnedValue<L>>, RemoteError>),
-    ) -> Option<bool> {
-        match self.run_at(leaf, DescentProbe::At(edit.key), *edit).await {
-            Ok((LeafOutcome::Nothing(answer), _)) => {
-                done(Ok(answer));
-                Some(false)
-            }
-            Ok((LeafOutcome::Changed { answer, sparse, .. }, _)) => {
-                done(Ok(answer));
-                Some(sparse)
-            }
-            Ok((LeafOutcome::Full, _)) | Err(_) => None,
-        }
+    ) -> Option<(EditAnswer<OwnedValue<L>>, bool, Option<UnwrittenChange>)> {
+        answer_of::<L>(self.run_at(leaf, DescentProbe::At(edit.key), *edit).await.ok()?)
     }
 }

@@ -111,8 +111,9 @@ where
         let any_value = (scenario.faults.tear_probability > 0.0).then_some(&written);
         let map = pool.map();
         let owner_of = |name| map.owner_of(L::key(&L::key_named(name)));
-        let kept = || {
-            check_kept(
+        let kept = match scenario.acknowledges_written() {
+            true => check_all_kept(&history, &found.contents),
+            false => check_kept(
                 &history,
                 &found.contents,
                 &found.damaged,
@@ -120,11 +121,7 @@ where
                 |key| died(owner_of(key)),
                 |client, key| run.flushes(round, client).is_none_or(|own| own == owner_of(key)),
                 spec.loses_ns,
-            )
-        };
-        let kept = match scenario.acknowledges_written() {
-            true => check_all_kept(&history, &found.contents),
-            false => kept(),
+            ),
         };
         match kept {
             CheckVerdict::Holds => {}

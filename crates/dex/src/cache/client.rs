@@ -153,11 +153,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             if let Some(free) = self.sample().await {
                 return Ok(free);
             }
-            if self.has_doubts() && self.is_settling_due() {
-                // The cache may be full of frames that only this handle can settle.
-                let settled = self.settle_transfers().await;
-                self.has_settled(settled.is_ok());
-            }
+            // The cache may be full of frames that only this handle can settle.
+            self.settle_if_due().await;
             self.before_retry(&mut backoff).await?;
         }
     }
@@ -493,7 +490,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let is_full = matches!(outcome, LeafOutcome::Full);
         if let Some(unwritten) = self.admit_marked_leaf((free, mark), below, changed, is_full).await
         {
-            Box::pin(self.await_own(unwritten)).await?;
+            Box::pin(self.await_written(unwritten)).await?;
         }
         Ok(outcome)
     }
@@ -545,7 +542,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 if let Restart::Failed(_) = restart {
                     self.may_land(free.frame(), page);
                 }
-                unwritten = self.unwritten_in(free.frame());
+                unwritten =
+                    self.acknowledges_written().then(|| self.last_change_in(free.frame(), true));
             }
         }
         let admit = match self.cache.admission.leaf(self.fabric().random()) {

@@ -31,6 +31,9 @@ pub(super) struct DependentFrame {
 pub(crate) struct UnwrittenChange {
     pub(super) frame: FrameId,
     pub(super) change: FrameChange,
+    /// Whether the operation itself has made it. Then, if it cannot be written, the outcome is
+    /// unknown.
+    pub(super) is_own: bool,
     /// The memory server of the leaf.
     pub(super) server: ServerId,
 }

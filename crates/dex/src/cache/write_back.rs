@@ -419,7 +419,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     ///
     /// # Errors
     /// As [`CacheClient::write_back`].
-    pub(super) async fn end_leaf_write(&self, write: LeafWrite<'_, F, L>) -> Result<(), Restart> {
+    pub(crate) async fn end_leaf_write(&self, write: LeafWrite<'_, F, L>) -> Result<(), Restart> {
         let LeafWrite { posted, under_way } = write;
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
             && let Err(error) = posted.done().await
@@ -536,7 +536,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// (C24).
     pub(crate) fn hold_for(&self, frame: FrameId, parent: FrameId, parent_at: GlobalAddr) {
         if !self.fabric().breaks(rules::PARENTS_FIRST) {
-            self.cache.is_held_back(frame);
+            self.cache.hold_back(frame);
             self.held.borrow_mut().push(DependentFrame { frame, parent, parent_at });
             self.pages().doubtful().set(true);
         }
@@ -562,6 +562,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let (_, pause_ns) = self.settle_due.get();
         let pause_ns = if all { 0 } else { (2 * pause_ns).clamp(MIN_PAUSE_NS, MAX_PAUSE_NS) };
         self.settle_due.set((self.fabric().now_ns() + pause_ns, pause_ns));
+    }
+
+    /// Settles what can be settled now, unless this was just tried.
+    pub(super) async fn settle_if_due(&self) {
+        if self.has_doubts() && self.is_settling_due() {
+            let settled = self.settle_transfers().await;
+            self.has_settled(settled.is_ok());
+        }
     }
 
     /// Settles the WRITEs and READs that this endpoint has in doubt, for each memory server that
@@ -627,7 +635,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 && let Some(place) = left.iter().position(|other| other.frame == frame)
             {
                 left.remove(place);
-                self.cache.is_released(frame);
+                self.cache.let_go(frame);
             }
         }
     }

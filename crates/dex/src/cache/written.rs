@@ -34,7 +34,7 @@ impl<L: Layout> FrameCache<L> {
 
     /// Marks a latched node as one that is written only after its parent (C24). What it holds may
     /// not be answered before, even if the node itself is clean.
-    pub(super) fn is_held_back(&self, frame: FrameId) {
+    pub(super) fn hold_back(&self, frame: FrameId) {
         let page = self.arena().page(frame);
         if is_in_pool(page) {
             mark_in_flight(page);
@@ -43,8 +43,8 @@ impl<L: Layout> FrameCache<L> {
         self.arena().set_writing(frame, true);
     }
 
-    /// The parent of a node that was held back is written.
-    pub(super) fn is_released(&self, frame: FrameId) {
+    /// Lets go of a node that was held back: its parent is written.
+    pub(super) fn let_go(&self, frame: FrameId) {
         let change = self.arena().last_change(frame);
         if mark_arrived(self.arena().page(frame)) {
             self.arena().set_written(frame, change);
@@ -71,7 +71,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(crate) fn unwritten_seen(&self, leaf: OptimisticRef<'_, L>) -> Option<UnwrittenChange> {
         let waits = self.acknowledges_written() && !is_in_pool(leaf.page);
         (waits && !self.fabric().breaks(rules::READS_AWAIT_WRITES))
-            .then(|| self.last_change_of(leaf))
+            .then(|| self.last_change_in(leaf.frame, false))
     }
 
     /// Marks `words` of a latched leaf as changed. Returns what the answer has to wait for.
@@ -86,7 +86,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             return None;
         }
         self.mark_to_write(leaf.frame, leaf.page, words);
-        Some(self.last_change_of(leaf))
+        Some(self.last_change_in(leaf.frame, true))
     }
 
     /// Posts the WRITE of a change, unless one of its leaf is in flight or must not be posted now.
@@ -100,22 +100,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             .flatten()
     }
 
-    /// Waits for a WRITE that [`CacheClient::begin_to_write`] has posted. If it fails, the leaf is
-    /// dirty again.
-    pub(crate) async fn end_to_write(&self, write: LeafWrite<'_, F, L>) {
-        let _ = self.end_leaf_write(write).await;
-    }
-
-    fn last_change_of(&self, leaf: OptimisticRef<'_, L>) -> UnwrittenChange {
-        let change = self.cache.arena().last_change(leaf.frame);
-        UnwrittenChange { frame: leaf.frame, change, server: leaf.page.address().server() }
-    }
-
-    /// The last change of a leaf that nothing else can change now.
-    pub(super) fn unwritten_in(&self, frame: FrameId) -> Option<UnwrittenChange> {
-        let server = self.cache.arena().page(frame).address().server();
+    /// The last change of a leaf.
+    pub(super) fn last_change_in(&self, frame: FrameId, is_own: bool) -> UnwrittenChange {
         let change = self.cache.arena().last_change(frame);
-        self.acknowledges_written().then_some(UnwrittenChange { frame, change, server })
+        let server = self.cache.arena().page(frame).address().server();
+        UnwrittenChange { frame, change, is_own, server }
     }
 
     /// Whether a change is known to be in the pool.
@@ -127,13 +116,18 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// Waits until a change is in the pool; posts its WRITE if none of its leaf is in flight.
     ///
     /// # Errors
-    /// [`RemoteError`] if the memory server does not accept the WRITE. The leaf stays dirty and is
-    /// written later.
+    /// [`RemoteError`] if the memory server does not accept the WRITE; it is `Indeterminate` if the
+    /// operation has made the change itself. The leaf stays dirty and is written later.
     pub(crate) async fn await_written(
         &self,
         unwritten: UnwrittenChange,
     ) -> Result<(), RemoteError> {
-        let UnwrittenChange { frame, change, .. } = unwritten;
+        let UnwrittenChange { frame, change, is_own, server } = unwritten;
+        let written = self.await_change(frame, change).await;
+        written.map_err(|error| if is_own { error.after_a_change(server) } else { error })
+    }
+
+    async fn await_change(&self, frame: FrameId, change: FrameChange) -> Result<(), RemoteError> {
         let mut backoff = self.pages().backoff();
         loop {
             if self.cache.arena().is_written(frame, change) || self.cache.is_frame_in_pool(frame) {
@@ -148,21 +142,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 return Ok(());
             }
             // A WRITE of the leaf is in flight, a thread has it latched, or its parent comes first.
-            if self.has_doubts() && self.is_settling_due() {
+            if self.has_doubts() {
                 self.pages().settle_doubts().await;
-                let settled = self.settle_transfers().await;
-                self.has_settled(settled.is_ok());
+                self.settle_if_due().await;
             }
             self.before_retry(&mut backoff).await?;
         }
-    }
-
-    /// Waits as [`CacheClient::await_written`] for a change that the caller has made.
-    ///
-    /// # Errors
-    /// [`RemoteError::Indeterminate`]: the change is in the cache, and may reach the pool.
-    pub(crate) async fn await_own(&self, unwritten: UnwrittenChange) -> Result<(), RemoteError> {
-        let written = self.await_written(unwritten).await;
-        written.map_err(|error| error.after_a_change(unwritten.server))
     }
 }

@@ -159,6 +159,28 @@ mod tests {
     }
 
     #[test]
+    fn nothing_that_was_answered_or_seen_may_be_lost() {
+        let history = history(
+            &[(1, 10)],
+            [
+                (0, 1, 2, upsert(20), OperationOutcome::Done),
+                (1, 3, 9, upsert(30), OperationOutcome::NoReturn),
+                (0, 4, 5, ClientAction::Get(2), OperationOutcome::Value(None)),
+                (1, 4, 9, ClientAction::Upsert(3, 40), OperationOutcome::NoReturn),
+                (0, 5, 6, ClientAction::Get(3), OperationOutcome::Value(Some(40))),
+            ],
+        );
+        let check =
+            |found: &[(u64, u64)]| check_all_kept(&history, &found.iter().copied().collect());
+        // It is unknown whether 30 was written, but 40 was seen.
+        assert_eq!(check(&[(1, 20), (3, 40)]), CheckVerdict::Holds);
+        assert_eq!(check(&[(1, 30), (3, 40)]), CheckVerdict::Holds);
+        for lost in [&[(1, 10), (3, 40)][..], &[(3, 40)], &[(1, 20)], &[(1, 20), (2, 5), (3, 40)]] {
+            assert!(matches!(check(lost), CheckVerdict::Violated(_)), "{lost:?}");
+        }
+    }
+
+    #[test]
     fn what_was_flushed_is_kept_and_what_came_later_may_be() {
         for value in [30, 40, 50] {
             assert_eq!(check(&[(1, value)], None), CheckVerdict::Holds, "{value}");

@@ -35,6 +35,15 @@ pub(crate) fn counts(cost: CounterSnapshot) -> [u64; 4] {
     [cost.reads, cost.atomics, cost.writes, cost.rpcs]
 }
 
+/// READs, WRITEs, atomics and RPCs, and bytes read and written.
+pub(crate) fn verbs(cost: CounterSnapshot) -> (u64, u64, u64, u64, u64, u64) {
+    let CounterSnapshot { reads, writes, atomics, rpcs, bytes_read, bytes_written, .. } = cost;
+    (reads, writes, atomics, rpcs, bytes_read, bytes_written)
+}
+
+/// The cost of an operation that needs no memory server.
+pub(crate) const NOTHING: (u64, u64, u64, u64, u64, u64) = (0, 0, 0, 0, 0, 0);
+
 /// Inserts keys in random order until some are refused for lack of memory. Returns the accepted
 /// records.
 pub(crate) async fn fill_until_refused(

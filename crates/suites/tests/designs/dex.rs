@@ -5,12 +5,12 @@
 //! Counts of remote operations are exact: the local fabric completes at once, and there is only one
 //! client.
 
-use super::clients::{fill_until_refused, setup, spent};
+use super::clients::{NOTHING, fill_until_refused, setup, spent, verbs};
 use farleaf_dex::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};
 use farleaf_fabric::sim::{Faults, NetworkModel, SimConfig};
-use farleaf_fabric::{Cluster, CounterSnapshot, Fabric, Provider};
+use farleaf_fabric::{Cluster, Fabric, Provider};
 use farleaf_index::partition::{ComputePool, RoutedIndex};
 use farleaf_index::{
     Boundaries, Design, EditAction, Exchange, IndexAdmin, IndexError, LeafEdit, PartState,
@@ -64,13 +64,6 @@ async fn open<F: Fabric, L: Layout<Key = u64, Value = u64>>(
     <Dex as Design<L>>::open(fabric, pool).await.unwrap()
 }
 
-/// READs, WRITEs, atomics and RPCs, and bytes read and written.
-fn verbs(cost: CounterSnapshot) -> (u64, u64, u64, u64, u64, u64) {
-    let CounterSnapshot { reads, writes, atomics, rpcs, bytes_read, bytes_written, .. } = cost;
-    (reads, writes, atomics, rpcs, bytes_read, bytes_written)
-}
-
-const NOTHING: (u64, u64, u64, u64, u64, u64) = (0, 0, 0, 0, 0, 0);
 /// A leaf without word 0.
 const LEAF: u64 = 1016;
 const PAGE: u64 = 1024;

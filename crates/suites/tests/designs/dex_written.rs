@@ -4,25 +4,17 @@
 //! Counts of remote operations are exact: there is only one client, and the local fabric completes
 //! at once.
 
-use super::clients::{setup, spent};
+use super::clients::{NOTHING, setup, spent, verbs};
 use farleaf_dex::cache::{AcknowledgeName, AdmissionName, CacheOptions};
 use farleaf_dex::{Dex, DexOptions};
+use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
-use farleaf_fabric::{Cluster, CounterSnapshot};
 use farleaf_index::partition::ComputePool;
 use farleaf_index::{Design, EditAction, LeafEdit, RangeIndex, ScanRequest};
 use farleaf_page::Fixed8;
 use std::cell::Cell;
 use std::sync::Arc;
-
-/// READs, WRITEs, atomics and RPCs, and bytes read and written.
-fn verbs(cost: CounterSnapshot) -> (u64, u64, u64, u64, u64, u64) {
-    let CounterSnapshot { reads, writes, atomics, rpcs, bytes_read, bytes_written, .. } = cost;
-    (reads, writes, atomics, rpcs, bytes_read, bytes_written)
-}
-
-const NOTHING: (u64, u64, u64, u64, u64, u64) = (0, 0, 0, 0, 0, 0);
 
 /// 100 leaves of 42 records each, all of them cached.
 fn options(acknowledge: AcknowledgeName) -> DexOptions<u64> {
