@@ -128,6 +128,7 @@ rules! {
     CHANGED_COPIES_DROPPED: "keeps_changed_copies", "C6", "The cached copy of a leaf is dropped once a memory server has changed the leaf.";
     ANSWERS_AWAIT_WRITES: "answers_before_write", "ack.A1", "With `acknowledge = written`, a change is answered only when it is in the pool.";
     READS_AWAIT_WRITES: "reads_unwritten", "ack.A1", "With `acknowledge = written`, a lookup or scan that has seen a change is answered only when the change is in the pool.";
+    HELD_CHANGES_AWAITED: "answers_for_held_nodes", "ack.A1", "With `acknowledge = written`, an answer waits for a node that is written only after its parent, even if the node is clean.";
     ONE_WRITE_AT_A_TIME: "overtakes_its_own_writes", "C13", "Two WRITEs of one page are never in flight together.";
     WRITE_BACK_AWAITED: "frees_frames_early", "C14", "A node counts as clean only once its WRITE has completed.";
     WRITES_SETTLED: "rewrites_pages_without_reset", "C15", "After a WRITE of unknown outcome the connection is reset before the page is written again.";

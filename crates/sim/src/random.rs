@@ -14,7 +14,7 @@ use crate::scenario::{
 };
 use crate::workload;
 use farleaf_dex::DexOptions;
-use farleaf_dex::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
+use farleaf_dex::cache::{AcknowledgeName, AdmissionName, CoolingName, OffloadName, VictimName};
 use farleaf_dlsm::{CompactionPlace, DlsmOptions};
 use farleaf_index::OptionType;
 use farleaf_page::table::IndexKind;
@@ -110,7 +110,21 @@ pub fn random_scenario(kind: ScenarioKind, seed: u64) -> Scenario {
     go_wrong(&mut dice, what, &mut scenario);
     scenario.cluster.in_groups =
         scenario.cluster.in_flight_per_client > 1 && dice.of(&[true, false]);
+    if is_dex && dice.one_in(4) {
+        acknowledge_written(&mut scenario);
+    }
     scenario
+}
+
+/// Lets the answers of DEX wait until they are written. A death then loses nothing, if it cannot
+/// cut a WRITE: such networks need log entries of leaves.
+fn acknowledge_written(scenario: &mut Scenario) {
+    let DesignSpec::Dex { tree, .. } = &mut scenario.design else { return };
+    tree.cache.acknowledge = AcknowledgeName::Written;
+    if scenario.crash.is_some() {
+        scenario.faults.tear_probability = 0.0;
+        scenario.allowed_errors.retain(|error| *error != ErrorKind::Damaged);
+    }
 }
 
 fn cluster(dice: &mut ScenarioRandom, is_dex: bool) -> ClusterSpec {

@@ -301,6 +301,7 @@ scenarios! {
     "processes-threads"
     "processes-written-blocks-die"
     "processes-written-die"
+    "processes-written-lossy"
     "sherman-bulk"
     "sherman-calm"
     "sherman-churn"

@@ -536,7 +536,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     /// (C24).
     pub(crate) fn hold_for(&self, frame: FrameId, parent: FrameId, parent_at: GlobalAddr) {
         if !self.fabric().breaks(rules::PARENTS_FIRST) {
-            self.cache.hold_back(frame);
+            let counts_as_written = self.fabric().breaks(rules::HELD_CHANGES_AWAITED);
+            self.cache.hold_back(frame, counts_as_written);
             self.held.borrow_mut().push(DependentFrame { frame, parent, parent_at });
             self.pages().doubtful().set(true);
         }

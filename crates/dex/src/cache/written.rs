@@ -33,10 +33,11 @@ impl<L: Layout> FrameCache<L> {
     }
 
     /// Marks a latched node as one that is written only after its parent (C24). What it holds may
-    /// not be answered before, even if the node itself is clean.
-    pub(super) fn hold_back(&self, frame: FrameId) {
+    /// not be answered before, even if the node itself is clean. `counts_as_written` is the planted
+    /// bug that answers it.
+    pub(super) fn hold_back(&self, frame: FrameId, counts_as_written: bool) {
         let page = self.arena().page(frame);
-        if is_in_pool(page) {
+        if is_in_pool(page) && !counts_as_written {
             mark_in_flight(page);
             self.arena().count_change(frame);
         }
