@@ -7,6 +7,7 @@
 //!
 //! *Thread safety*: any number of threads.
 
+use super::right::{RightToAnswer, TakeoverOptions};
 use super::{LoadSamples, PartitionMap};
 use crate::{IndexError, PartState, Partitioned};
 use farleaf_fabric::Fabric;
@@ -50,6 +51,8 @@ pub struct ComputeServer<D: Partitioned, L: Layout> {
     replacing: AtomicBool,
     /// Whether a memory server had little memory left when it was last asked.
     is_memory_low: AtomicBool,
+    /// Its right to answer, where keys of dead compute servers are taken over.
+    right: Option<RightToAnswer>,
 }
 
 /// Default of how many operations there are per load sample.
@@ -131,6 +134,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
             halt: Mutex::default(),
             replacing: AtomicBool::new(false),
             is_memory_low: AtomicBool::new(false),
+            right: None,
         }
     }
 
@@ -151,6 +155,29 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     #[must_use]
     pub fn sampling(self, one_in: u32) -> Self {
         Self { sampled_one_in: one_in, ..self }
+    }
+
+    /// Takes over the keys of dead compute servers, and answers only while no other one can have
+    /// taken over its own.
+    #[must_use]
+    pub fn taking_over(self, options: Option<TakeoverOptions>) -> Self {
+        Self { right: options.map(RightToAnswer::new), ..self }
+    }
+
+    /// Its right to answer; `None` where keys are not taken over.
+    #[inline]
+    pub(super) fn right(&self) -> Option<&RightToAnswer> {
+        self.right.as_ref()
+    }
+
+    /// Whether it knows that it was declared dead. Then it must end: only another life can serve.
+    pub fn was_declared_dead(&self) -> bool {
+        self.right().is_some_and(RightToAnswer::is_lost)
+    }
+
+    /// Takeovers that it has completed.
+    pub fn takeovers(&self) -> u64 {
+        self.right().map_or(0, |right| right.takeovers.load(Ordering::Relaxed))
     }
 
     /// One operation in this many is a load sample.
