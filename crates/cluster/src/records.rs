@@ -96,6 +96,9 @@ pub struct ComputeRecord {
     pub unreachable: Vec<u16>,
     /// The address and port of its metrics, if it serves any.
     pub metrics: Option<String>,
+    /// How long it may answer after a probe, if others may take its keys over when it dies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub right_ms: Option<u32>,
 }
 
 /// Whether the index can be used.

@@ -52,5 +52,5 @@ pub use routed::{MAX_MOVE_NS, PoolOwners, RoutedIndex};
 pub(crate) use router::OperationAttempts;
 pub use router::{RangeOwners, RetryPolicy, Router, UnservedReason};
 pub use samples::{LoadSamples, SampledLoad};
-pub use takeover::{DeadServer, LivenessView, TakeoverHost, TakeoverStep, end_dead_incarnation, next};
+pub use takeover::{DeadServer, TakeoverHost, end_dead_incarnation};
 pub use worker::Worker;

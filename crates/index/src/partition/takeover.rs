@@ -41,7 +41,7 @@ const RIGHTS_UNTIL_MISSED: u64 = 20;
 
 /// Which compute servers were registered, as one compute server has seen it.
 #[derive(Clone, Debug)]
-pub struct LivenessView {
+pub(super) struct LivenessView {
     right_ns: u64,
     began_ns: u64,
     registered: BTreeSet<u16>,
@@ -54,7 +54,7 @@ pub struct LivenessView {
 
 impl LivenessView {
     /// A view that has seen nothing.
-    pub fn new(right_ns: u64, now_ns: u64) -> Self {
+    pub(super) fn new(right_ns: u64, now_ns: u64) -> Self {
         Self {
             right_ns,
             began_ns: now_ns,
@@ -66,7 +66,7 @@ impl LivenessView {
     }
 
     /// Notes a list of the registered compute servers, and the record's pending move.
-    pub fn note<K>(&mut self, state: &MapState<K>, registered: BTreeSet<u16>, now_ns: u64) {
+    pub(super) fn note<K>(&mut self, state: &MapState<K>, registered: BTreeSet<u16>, now_ns: u64) {
         for server in self.registered.difference(&registered) {
             self.gone_ns.insert(*server, now_ns);
         }
@@ -103,7 +103,7 @@ impl LivenessView {
 
 /// What a compute server has to do about dead ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TakeoverStep {
+pub(super) enum TakeoverStep {
     /// Nothing now.
     Nothing,
     /// Put a takeover of this server's keys into the record, by itself.
@@ -128,7 +128,7 @@ fn candidates<K: Clone + Ord>(state: &MapState<K>, view: &LivenessView, dead: u1
 
 /// What `me` has to do, by the record and what it has seen of the others. Each server only ever
 /// decides for itself; two that decide at the same time put, and one put fails.
-pub fn next<K: Clone + Ord>(
+pub(super) fn next<K: Clone + Ord>(
     state: &MapState<K>,
     view: &LivenessView,
     me: u16,
@@ -279,7 +279,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         let mut registered = host.registered().await?;
         registered.insert(me);
         let (state, version) = self.store().read().await?;
-        if self.was_declared_dead(&state) {
+        if self.lost_keys_by(&state) {
             server.right()?.lose();
             return None;
         }
@@ -312,7 +312,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Whether this life was declared dead: the record takes keys from it that it has not released.
-    fn was_declared_dead(&self, state: &MapState<OwnedKey<L>>) -> bool {
+    fn lost_keys_by(&self, state: &MapState<OwnedKey<L>>) -> bool {
         let (server, me) = (self.server(), self.server().number());
         if state.moving.as_ref().is_some_and(|pending| pending.dead && pending.from == me) {
             return true;

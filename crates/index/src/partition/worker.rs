@@ -332,6 +332,11 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         }
     }
 
+    /// Whether the compute server knows that it was declared dead.
+    pub fn was_declared_dead(&self) -> bool {
+        self.part.server.was_declared_dead()
+    }
+
     /// Whether this server has the right to answer now. For an answer that was read, ask after the
     /// read (over.T2).
     #[inline]
