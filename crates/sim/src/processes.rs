@@ -764,6 +764,13 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
             };
             workers.push(Worker::open(&server, mine, self.store(fabric), &values).await?);
         }
+        if self.spec.takeover.is_some() {
+            let again = IndexError::Contended { retries: 0 };
+            let (state, _) = self.store(fabric).read().await.ok_or(again.clone())?;
+            if server.lost_keys_by(&state) {
+                return Err(again);
+            }
+        }
         V::begins(&self.inspector, &server);
         Ok(workers)
     }

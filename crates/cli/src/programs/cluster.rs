@@ -251,6 +251,7 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
         restart: arguments.restart,
         max_restarts: arguments.max_restarts,
         term: arguments.term_seconds,
+        takeover: takes_over,
         ready_within: arguments.ready_seconds,
         end_within: arguments.end_seconds,
         program: std::env::current_exe().context("cannot find the path of this program")?,

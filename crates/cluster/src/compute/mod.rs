@@ -647,6 +647,15 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> ComputeProgram<'_, L, D> {
             (&store, takeovers),
             tally,
         )?;
+        if self.takes_over {
+            // Its endpoints are open: the fence of a later takeover cuts them off (over.T3).
+            let record = records::get::<MapRecord>(&*self.catalog, &self.keys.map())?;
+            let state = record.map(|(record, _)| record.state::<L>().map_err(because)).transpose()?;
+            if state.is_none_or(|state| threads.shared.server.lost_keys_by(&state)) {
+                threads.stop();
+                return failed("others took the keys over while this server was starting");
+            }
+        }
         *lock(&self.watched.serving) = Some(Arc::clone(&threads.shared) as _);
         self.crew.serve(Some(&threads));
         self.serving = Some(ServedGeneration { generation, threads });

@@ -8,7 +8,7 @@
 //! *Thread safety*: any number of threads.
 
 use super::right::{RightToAnswer, TakeoverOptions};
-use super::{LoadSamples, PartitionMap};
+use super::{LoadSamples, MapState, PartitionMap};
 use crate::{IndexError, PartState, Partitioned};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
@@ -173,6 +173,19 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     /// Whether it knows that it was declared dead. Then it must end: only another life can serve.
     pub fn was_declared_dead(&self) -> bool {
         self.right().is_some_and(RightToAnswer::is_lost)
+    }
+
+    /// Whether a record takes keys from it that it has not released: then its life was declared
+    /// dead. A life looks once more when all of its endpoints are open, before it serves: the fence
+    /// of a later takeover cuts them off (over.T3).
+    pub fn lost_keys_by(&self, state: &MapState<OwnedKey<L>>) -> bool {
+        if state.moving.as_ref().is_some_and(|pending| pending.dead && pending.from == self.number) {
+            return true;
+        }
+        let (owns, held) = (state.map.range_of(self.number), self.state.range());
+        state.map.epoch() > self.epoch()
+            && !held.is_empty()
+            && !owns.covers(&held.low, held.high.as_ref())
     }
 
     /// Takeovers that it has completed.

@@ -279,7 +279,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         let mut registered = host.registered().await?;
         registered.insert(me);
         let (state, version) = self.store().read().await?;
-        if self.lost_keys_by(&state) {
+        if server.lost_keys_by(&state) {
             server.right()?.lose();
             return None;
         }
@@ -309,18 +309,6 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             }
         };
         self.take_dead_over(host, &pending, ended_life).await
-    }
-
-    /// Whether this life was declared dead: the record takes keys from it that it has not released.
-    fn lost_keys_by(&self, state: &MapState<OwnedKey<L>>) -> bool {
-        let (server, me) = (self.server(), self.server().number());
-        if state.moving.as_ref().is_some_and(|pending| pending.dead && pending.from == me) {
-            return true;
-        }
-        let (owns, held) = (state.map.range_of(me), server.state().range());
-        state.map.epoch() > server.epoch()
-            && !held.is_empty()
-            && !owns.covers(&held.low, held.high.as_ref())
     }
 
     async fn take_dead_over(

@@ -110,6 +110,13 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         V::check_index(&fabric).await?;
         let values = V::open(values, fabric.clone());
         let incarnation = server.incarnation(&fabric);
+        if server.right().is_some() {
+            // Connected now, so that a later fence cuts this endpoint off (over.T3).
+            for number in 0..fabric.memory_servers() {
+                let probe = Request::<L>::from(PoolRequest::Usage).encode();
+                fabric.call(ServerId::new(number), probe).await?;
+            }
+        }
         let pool = D::open_pool(fabric).await?;
         let part = OwnerHandle::open(server, &pool, server.sampled_one_in()).await?;
         Ok(Self { pool, part, values, store, incarnation, under_way: Cell::new(0) })
