@@ -338,4 +338,5 @@ scenarios! {
     "takeover-pauses"
     "takeover-returns"
     "takeover-twice"
+    "takeover-zombies"
 }

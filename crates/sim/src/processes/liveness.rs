@@ -34,7 +34,7 @@ impl LivenessList {
         let Some(spec) = spec else { return Self { changes, suspected: Vec::new() } };
         let suspected = (0..spec.suspects).map(|_| {
             let from_ns = rng.random_range(0..=spec.suspected_until_ns);
-            let until_ns = from_ns + rng.random_range(1..=4 * spec.right_ns);
+            let until_ns = from_ns + rng.random_range(1..=4 * spec.right_ns.max(spec.poll_ns));
             (rng.random_range(0..servers), from_ns, until_ns)
         });
         Self { changes, suspected: suspected.collect() }
