@@ -78,6 +78,8 @@ pub struct LaunchOptions {
     /// The term of the servers' leases in the catalog, which `memory_flags` and `compute_flags`
     /// have, too.
     pub term: Duration,
+    /// Whether the compute servers' flags let them take over the keys of dead ones.
+    pub takeover: bool,
     /// Timeout for the cluster to begin serving.
     pub ready_within: Duration,
     /// How long a server may take to end before it is killed.
@@ -98,6 +100,9 @@ pub struct LauncherRecord {
     pub restart_period_seconds: f64,
     /// The term of the servers' leases.
     pub term_seconds: f64,
+    /// Whether living compute servers take over the keys of dead ones.
+    #[serde(default)]
+    pub takeover: bool,
 }
 
 /// The kinds of servers that a launcher starts.
@@ -681,6 +686,7 @@ pub fn run(
         max_restarts: options.max_restarts,
         restart_period_seconds: RESTARTS_WITHIN.as_secs_f64(),
         term_seconds: options.term.as_secs_f64(),
+        takeover: options.takeover,
     };
     let record = serde_json::to_string(&record)
         .map_err(|error| ProgramError::Failed(format!("cannot write launcher.json: {error}")))?;

@@ -96,6 +96,9 @@ pub struct ComputeRecord {
     pub unreachable: Vec<u16>,
     /// The address and port of its metrics, if it serves any.
     pub metrics: Option<String>,
+    /// How long it may answer after a probe, if others may take its keys over when it dies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub right_ms: Option<u32>,
 }
 
 /// Whether the index can be used.
@@ -169,6 +172,9 @@ pub struct MovingRecord {
     pub to: u16,
     /// The boundary between the keys that move and those that stay; none if all move.
     pub at: Option<KeyRecord>,
+    /// Whether `from` is dead and has released nothing. Older programs write none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dead: bool,
 }
 
 /// Decodes a key from the catalog.
@@ -187,11 +193,12 @@ impl MapRecord {
             boundaries: state.map.boundaries().iter().map(record).collect(),
             owners: state.map.owners().to_vec(),
             generation,
-            moving: moving.map(|PendingMove { id, from, to, at }| MovingRecord {
+            moving: moving.map(|PendingMove { id, from, to, at, dead }| MovingRecord {
                 id: *id,
                 from: *from,
                 to: *to,
                 at: at.as_ref().map(record),
+                dead: *dead,
             }),
             replacing: state.replacing.map(|Replacement { load, by }| ReplacingRecord { load, by }),
         }
@@ -204,9 +211,9 @@ impl MapRecord {
     pub fn state<L: ClusterLayout>(self) -> Result<MapState<OwnedKey<L>>, IndexError> {
         let boundaries = self.boundaries.iter().map(key_of::<L>).collect::<Result<_, _>>()?;
         let map = PartitionMap::from_owners::<L>(self.epoch, boundaries, self.owners)?;
-        let moving = self.moving.map(|MovingRecord { id, from, to, at }| {
+        let moving = self.moving.map(|MovingRecord { id, from, to, at, dead }| {
             let at = at.as_ref().map(key_of::<L>).transpose()?;
-            Ok::<_, IndexError>(PendingMove { id, from, to, at })
+            Ok::<_, IndexError>(PendingMove { id, from, to, at, dead })
         });
         let replacing = self.replacing.map(|ReplacingRecord { load, by }| Replacement { load, by });
         Ok(MapState { map, moving: moving.transpose()?, replacing })
@@ -472,7 +479,7 @@ mod tests {
             vec![1, 0, 2],
         )
         .unwrap();
-        let moving = PendingMove { id: 3, from: 0, to: 1, at: Some(b"b".to_vec()) };
+        let moving = PendingMove { id: 3, from: 0, to: 1, at: Some(b"b".to_vec()), dead: false };
         let replacing = Some(Replacement { load: 5, by: 2 });
         let state = MapState { map, moving: Some(moving), replacing };
         let text = encode(&MapRecord::new::<Bytes>(&state, Some(1)));

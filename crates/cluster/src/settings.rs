@@ -99,6 +99,34 @@ pub fn check_acknowledge(
     Err(ConfigError::Settings(format!("--acknowledge written needs {needs}")))
 }
 
+/// Whether compute servers take over the keys of dead ones, if it was `asked` for or where it is
+/// possible.
+///
+/// # Errors
+/// [`ConfigError::Settings`] if it was asked for where it is not possible: with answers that a death
+/// can lose, and without another compute server.
+pub fn takes_over(
+    asked: Option<bool>,
+    acknowledge: AcknowledgeName,
+    index: IndexName,
+    compute_servers: u16,
+) -> Result<bool, ConfigError> {
+    let needs = match (acknowledge, index) {
+        (_, IndexName::Dlsm) => Some("--index dex: the MemTables of dlsm are not logged"),
+        (AcknowledgeName::Cached, _) => {
+            Some("--acknowledge written: a dead server's cache is lost with its changes")
+        }
+        _ if compute_servers < 2 => Some("at least two compute servers"),
+        _ => None,
+    };
+    match (asked, needs) {
+        (Some(true), Some(needs)) => {
+            Err(ConfigError::Settings(format!("--takeover on needs {needs}")))
+        }
+        (asked, needs) => Ok(asked.unwrap_or(true) && needs.is_none()),
+    }
+}
+
 /// Refuses a server whose number is out of range: it would never get keys, or other servers would
 /// wait for it.
 ///
@@ -117,6 +145,26 @@ pub fn check_number(kind: &str, number: u16, count: u16) -> Result<(), ConfigErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn takeovers_are_on_where_they_are_possible() {
+        let (cached, written) = (AcknowledgeName::Cached, AcknowledgeName::Written);
+        let takes = |asked, level, index, servers| {
+            takes_over(asked, level, index, servers).map_err(|error| error.to_string())
+        };
+        assert_eq!(takes(None, written, IndexName::Dex, 2), Ok(true));
+        assert_eq!(takes(Some(false), written, IndexName::Dex, 2), Ok(false));
+        assert_eq!(takes(None, cached, IndexName::Dex, 2), Ok(false));
+        assert_eq!(takes(None, written, IndexName::Dex, 1), Ok(false));
+        for (level, index, servers, needs) in [
+            (cached, IndexName::Dex, 2, "--acknowledge written"),
+            (cached, IndexName::Dlsm, 2, "--index dex"),
+            (written, IndexName::Dex, 1, "at least two compute servers"),
+        ] {
+            let refusal = takes(Some(true), level, index, servers).unwrap_err();
+            assert!(refusal.contains(&format!("--takeover on needs {needs}")), "{refusal}");
+        }
+    }
 
     #[test]
     fn written_is_refused_where_a_death_could_lose_an_answer() {

@@ -114,7 +114,11 @@ impl ClusterStatus {
         needed.sort_unstable();
         for number in needed {
             if self.compute_server(number).is_none() {
-                missing.push(format!("compute server {number} is not registered"));
+                let what = format!("compute server {number} is not registered");
+                missing.push(match self.taker_of(number) {
+                    Some(to) => format!("{what}: compute server {to} takes over its keys"),
+                    None => what,
+                });
             }
         }
         if settings.compute_servers == 0 {
@@ -150,6 +154,12 @@ impl ClusterStatus {
             }
         }
         missing
+    }
+
+    /// The compute server that is taking over the keys of a dead one.
+    fn taker_of(&self, dead: u16) -> Option<u16> {
+        let moving = self.map.as_ref()?.moving.as_ref()?;
+        (moving.dead && moving.from == dead).then_some(moving.to)
     }
 
     /// The keys of a compute server, as `LOW..HIGH`.
@@ -238,6 +248,7 @@ mod tests {
             generation: 1,
             unreachable: Vec::new(),
             metrics: None,
+            right_ms: None,
         }
     }
 

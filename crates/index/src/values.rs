@@ -53,6 +53,16 @@ pub trait ValueForm<L: Layout>: Debug + Send + Sync + 'static {
         fabric: F,
     ) -> impl Future<Output = Result<(), RemoteError>>;
 
+    /// Tells the memory servers that leaves of other compute servers may refer to everything that
+    /// this endpoint's compute server has left outside leaves, as [`PartValues::share`] does.
+    ///
+    /// # Errors
+    /// [`RemoteError`] if a memory server does not answer.
+    fn disown<F: Fabric>(fabric: &F) -> impl Future<Output = Result<(), RemoteError>> {
+        let _ = fabric;
+        std::future::ready(Ok(()))
+    }
+
     /// Opens the values of one endpoint.
     fn open<F: Fabric>(shared: &Self::Shared, fabric: F) -> Self::Values<F>;
 }

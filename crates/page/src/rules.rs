@@ -218,6 +218,10 @@ rules! {
     REPLACEMENT_SETTLED: "ends_replacements_early", "record.MR4", "The next life of a builder ends its replacement only after it has finished what the former life left of it.";
     REDIRECTS_FOLLOWED: "ignores_redirects", "client.N3", "A redirected client adopts the newer map of the compute server that redirected it.";
     EPOCHS_COMPARED: "goes_by_an_old_map", "Q2", "A compute server accepts operations by its newest map.";
+    DEAD_FENCED: "serves_before_fence", "over.T1", "A dead compute server is fenced at all memory servers before another one takes its keys over.";
+    RIGHTS_AWAITED: "serves_before_rights_end", "over.T1", "A taker waits after the last fence until the dead compute server's right to answer has ended.";
+    ANSWERED_BY_RIGHT: "answers_without_right", "over.T2", "A compute server answers only within its right, checked after the read.";
+    DEAD_CHUNKS_STRUCK: "keeps_chunks_listed", "over.T5", "A taker strikes the dead compute server's chunks off the lists before it serves leaves that refer to them.";
     FORMER_LIFE_FENCED: "begins_unfenced", "lives", "A former life of a compute server is fenced before the next one accesses the pool.";
     FORMER_LIFE_DECLARED: "declares_nobody_dead", "lives", "A former life of a compute server is declared dead before the next one serves.";
     FORMER_CHANGES_FINISHED: "leaves_logged_changes", "lives", "Changes of shared nodes that a former life logged are finished.";

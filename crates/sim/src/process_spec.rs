@@ -52,6 +52,29 @@ pub struct ProcessesSpec {
     /// outcome. With 0 it never fails.
     #[serde(default)]
     pub record_fails_one_in: u64,
+    /// If set, living processes take over the keys of dead ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub takeover: Option<TakeoverSpec>,
+}
+
+/// How processes take over the keys of dead ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TakeoverSpec {
+    /// How long a process may answer after the posting of its latest answered probe, in
+    /// nanoseconds.
+    pub right_ns: u64,
+    /// Interval at which a process looks for dead ones, in nanoseconds, and how old a list of the
+    /// registered ones may be.
+    pub poll_ns: u64,
+    /// How long a process that has died stays registered, in nanoseconds.
+    pub term_ns: u64,
+    /// How many times a process is dropped from the list although it lives.
+    #[serde(default)]
+    pub suspects: u16,
+    /// The latest moment at which that happens, in nanoseconds.
+    #[serde(default)]
+    pub suspected_until_ns: u64,
 }
 
 /// Most threads of a process.
@@ -61,7 +84,8 @@ impl ProcessesSpec {
     /// Whether processes die.
     pub(crate) fn has_deaths(&self) -> bool {
         let in_steps = self.kills_in_moves + self.kills_in_loads;
-        in_steps > 0 || !self.kills.is_empty() || self.lives_ns > 0
+        let may_be_fenced = self.takeover.is_some_and(|takeover| takeover.suspects > 0);
+        may_be_fenced || in_steps > 0 || !self.kills.is_empty() || self.lives_ns > 0
     }
 }
 

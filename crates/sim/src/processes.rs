@@ -14,11 +14,13 @@
 //!
 //! *Thread safety*: a run is one thread.
 
+mod liveness;
+
 use crate::client::{self, RunBoard, join_all, settle};
 use crate::form::IndexForm;
 use crate::inspect::{ExpectedState, InspectedPool, at_the_end, watch};
 use crate::reshaping::pick;
-use crate::scenario::{DesignSpec, ErrorKind, ProcessesSpec, Scenario};
+use crate::scenario::{DesignSpec, ErrorKind, ProcessesSpec, Scenario, TakeoverSpec};
 use crate::setup::{SimServers, sim_config, start};
 use crate::workload;
 use farleaf_fabric::AnyFabric;
@@ -40,6 +42,7 @@ use farleaf_page::{Layout, NamedLayout, OwnedKey};
 use farleaf_pool::server::MemoryServer;
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use futures_util::future::LocalBoxFuture;
+use liveness::{LivenessList, SimTakeoverHost};
 use rand::RngExt;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -488,6 +491,7 @@ struct ProcessRun<'a, L: NamedLayout, V: IndexForm<L>> {
     options: <V::Design as Partitioned>::Options<L>,
     inspector: V::Inspector,
     fronts: Vec<Arc<ProcessHandler<L>>>,
+    liveness: LivenessList,
     /// What was there after all processes had died, in scenarios that judge flushes.
     found: Mutex<Option<BTreeMap<u64, u64>>>,
     compute: DeployedCompute<OwnedKey<L>>,
@@ -530,6 +534,11 @@ where
         fronts: (0..servers)
             .map(|number| Arc::new(ProcessHandler::new(number, spec.threads, &in_loads)))
             .collect(),
+        liveness: LivenessList::new(
+            spec.takeover.as_ref(),
+            servers,
+            &mut workload::rng(seed, u64::MAX / 17),
+        ),
         found: Mutex::new(None),
         compute: DeployedCompute {
             record: Arc::new(Mutex::new(record)),
@@ -649,6 +658,9 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
                 return;
             }
             lock(&front.deaths_ns).push(fabric.now_ns());
+            if let Some(takeover) = &self.spec.takeover {
+                self.liveness.set(number, fabric.now_ns() + takeover.term_ns, false);
+            }
             V::dies(&self.inspector, number);
             fabric.sleep(rng.random_range(1..=self.spec.restart_after_ns.max(1))).await;
         }
@@ -675,6 +687,10 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
             self.spec.has_deaths() && !self.spec.forgets && !self.scenario.acknowledges_written();
         let (queues, clients) = (front.open(), ProcessLife::new(writes_back));
         let ended = || self.board.is_over();
+        let host = self.spec.takeover.map(|spec| {
+            let fabric = sibling(fabric, self.nobody());
+            SimTakeoverHost { run: self, fabric, spec }
+        });
         let mut tasks: Vec<LocalBoxFuture<'_, ()>> = Vec::new();
         for (worker, queue) in workers.iter().zip(&queues.threads) {
             for _ in 0..FEWEST_TASKS + fabric.random() % (MAX_TASKS - FEWEST_TASKS + 1) {
@@ -687,8 +703,15 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
         tasks.push(Box::pin(worker.follow_map(&ended)));
         tasks.push(Box::pin(worker.watch_memory_servers(&ended)));
         tasks.push(Box::pin(worker.reclaim(&ended)));
+        if let Some(host) = &host {
+            tasks.push(Box::pin(worker.keep_right(&ended)));
+            tasks.push(Box::pin(worker.watch_takeovers(host, &ended)));
+        }
         tasks.push(Box::pin(async {
             while !self.board.is_over() {
+                if worker.was_declared_dead() {
+                    front.dies_at(fabric.now_ns()); // as a program, which ends and is restarted
+                }
                 fabric.sleep(DEATH_POLL_INTERVAL_NS).await;
             }
             front.close();
@@ -715,14 +738,21 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
         fabric: &AnyFabric,
         number: u16,
     ) -> Result<Vec<Worker<V::Design, AnyFabric, L, V::Values>>, IndexError> {
+        self.liveness.set(number, fabric.now_ns(), true);
         let nobody = self.as_compute_server(&sibling(fabric, self.nobody()));
         fence_former_incarnation(&nobody, number).await?;
         let map = begin_incarnation(&nobody, &*self.store(fabric), number).await?;
+        if self.spec.takeover.is_some() {
+            // Cuts off a taker of the former life (over.T3).
+            fence_former_incarnation(&nobody, number).await?;
+        }
         let mine = self.as_compute_server(&sibling(fabric, number));
         end_former_incarnation::<V::Design, _, L>(mine.clone(), number, &map.range_of(number))
             .await?;
         let server = ComputeServer::start(number, self.options.server(), map)?;
-        let server = Arc::new(server.sampling(self.options.balance().one_in));
+        let takeover = self.spec.takeover.as_ref().map(TakeoverSpec::options);
+        let server = server.sampling(self.options.balance().one_in).taking_over(takeover);
+        let server = Arc::new(server);
         let values = V::shared(self.scenario)?;
         V::Values::adopt(&values, mine.clone()).await?;
         lock(&self.values).insert(number, values.clone());
@@ -733,6 +763,13 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
                 _ => self.as_compute_server(&sibling(fabric, number)),
             };
             workers.push(Worker::open(&server, mine, self.store(fabric), &values).await?);
+        }
+        if self.spec.takeover.is_some() {
+            let again = IndexError::Contended { retries: 0 };
+            let (state, _) = self.store(fabric).read().await.ok_or(again.clone())?;
+            if server.lost_keys_by(&state) {
+                return Err(again);
+            }
         }
         V::begins(&self.inspector, &server);
         Ok(workers)

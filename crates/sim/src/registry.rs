@@ -332,4 +332,12 @@ scenarios! {
     "smart-server-dies"
     "smart-small-pool"
     "smart-together"
+    "takeover-blocks"
+    "takeover-bytes"
+    "takeover-dies"
+    "takeover-moves"
+    "takeover-pauses"
+    "takeover-returns"
+    "takeover-twice"
+    "takeover-zombies"
 }

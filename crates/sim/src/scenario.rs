@@ -4,7 +4,7 @@
 //! names.
 
 use crate::process_spec::MAX_THREADS;
-pub use crate::process_spec::{DeathSpec, ProcessesSpec};
+pub use crate::process_spec::{DeathSpec, ProcessesSpec, TakeoverSpec};
 use crate::registry::SCENARIOS;
 use farleaf_dex::DexOptions;
 use farleaf_dex::cache::{AcknowledgeName, CacheOptions};
@@ -760,6 +760,14 @@ impl Scenario {
         let repeats = self.processes.is_some();
         if faults.loses_messages() && workload.load == LoadSpec::Bulk && !repeats {
             return Err("a bulk load needs a network that loses nothing, or processes".to_owned());
+        }
+        if let Some(takeover) = self.processes.as_ref().and_then(|spec| spec.takeover) {
+            if !self.acknowledges_written() {
+                return Err("takeovers need acknowledge = \"written\"".to_owned());
+            }
+            if takeover.right_ns == 0 || takeover.poll_ns == 0 {
+                return Err("a right to answer and a poll take some time".to_owned());
+            }
         }
         if let Some(spec) = &self.processes
             && !(1..=MAX_THREADS).contains(&spec.threads)

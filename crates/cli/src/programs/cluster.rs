@@ -4,7 +4,7 @@ use super::client::{OperationTimeout, locate};
 use super::layout::{BlockArguments, FromRows, LayoutArguments, RowReading};
 use super::{
     ClusterLocation, CommonOptions, DEFAULT_CACHE, OptionArguments, WRITE_BACK_MS, duration,
-    servers,
+    on_off, servers,
 };
 use anyhow::Context;
 use clap::Args;
@@ -15,7 +15,7 @@ use farleaf_cluster::compute::{boundaries_of, first_map};
 use farleaf_cluster::launch::{self, LaunchOptions};
 use farleaf_cluster::layouts::BlockSettings;
 use farleaf_cluster::records::{IndexName, PoolTransport};
-use farleaf_cluster::settings::check_acknowledge;
+use farleaf_cluster::settings::{check_acknowledge, takes_over};
 use farleaf_cluster::stop::StopSignal;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
@@ -75,6 +75,14 @@ pub(crate) struct ClusterArguments {
     /// that the death of a compute server loses none; with --index dex
     #[arg(long, value_name = "LEVEL", default_value_t)]
     acknowledge: AcknowledgeName,
+    /// Let living compute servers take over the keys of those that die; by default where it is
+    /// possible: with --acknowledge written and several compute servers
+    #[arg(long, value_name = "on|off", value_parser = on_off)]
+    takeover: Option<bool>,
+    /// Let compute servers answer only for this many milliseconds after a probe of a memory server;
+    /// a takeover waits as long
+    #[arg(long, value_name = "MS", default_value = "500", value_parser = units::limited::<u16>(50, 60_000))]
+    right_ms: u16,
     #[command(flatten)]
     options: OptionArguments,
     /// Run this many worker threads in each compute server
@@ -202,6 +210,18 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
     if let Err(refusal) = check_acknowledge(cached.acknowledge, arguments.transport, index) {
         return usage(refusal.to_string());
     }
+    let takes_over = takes_over(
+        arguments.takeover,
+        cached.acknowledge,
+        index,
+        arguments.compute_servers,
+    );
+    let takes_over = match takes_over {
+        Ok(takes_over) => takes_over,
+        Err(refusal) => return usage(refusal.to_string()),
+    };
+    compute_flags.extend(flag("--takeover", if takes_over { "on" } else { "off" }));
+    compute_flags.extend(flag("--right-ms", arguments.right_ms));
     let shards = usize::from(arguments.shards) * usize::from(arguments.compute_servers);
     if index == IndexName::Dlsm && shards > MAX_SHARDS {
         return usage(format!(
@@ -231,6 +251,7 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
         restart: arguments.restart,
         max_restarts: arguments.max_restarts,
         term: arguments.term_seconds,
+        takeover: takes_over,
         ready_within: arguments.ready_seconds,
         end_within: arguments.end_seconds,
         program: std::env::current_exe().context("cannot find the path of this program")?,

@@ -1,7 +1,7 @@
 //! `farleaf compute-server`: runs one compute server.
 
 use super::layout::BlockArguments;
-use super::{CommonOptions, DEFAULT_CACHE, OptionArguments, WRITE_BACK_MS, address, duration};
+use super::{CommonOptions, DEFAULT_CACHE, OptionArguments, WRITE_BACK_MS, address, duration, on_off};
 use clap::Args;
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::compute::{self, ComputeServerOptions};
@@ -56,6 +56,14 @@ pub(crate) struct ComputeServerArguments {
     /// that a crash loses none; with --index dex
     #[arg(long, value_name = "LEVEL", default_value_t)]
     acknowledge: AcknowledgeName,
+    /// Take over the keys of compute servers that die, and let others take over this one's; by
+    /// default where it is possible: with --acknowledge written and several compute servers
+    #[arg(long, value_name = "on|off", value_parser = on_off)]
+    takeover: Option<bool>,
+    /// Answer only for this many milliseconds after a probe of a memory server, the same for all
+    /// compute servers; a takeover waits as long
+    #[arg(long, value_name = "MS", default_value = "500", value_parser = units::limited::<u16>(50, 60_000))]
+    right_ms: u16,
     /// Offload operations to memory servers when a node is not cached: never, always if they can,
     /// or cost-aware if that is measured to be cheaper
     #[arg(long, value_name = "POLICY", default_value_t)]
@@ -125,6 +133,8 @@ pub(crate) fn run(arguments: ComputeServerArguments) -> anyhow::Result<()> {
         request_timeout: arguments.request_seconds,
         boundaries: arguments.boundaries,
         metrics: arguments.metrics,
+        takeover: arguments.takeover,
+        right: Duration::from_millis(arguments.right_ms.into()),
     };
     Ok(compute::run(&options, &stop)?)
 }

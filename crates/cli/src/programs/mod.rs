@@ -149,6 +149,15 @@ fn duration(text: &str) -> Result<Duration, String> {
     farleaf_command_line::units::seconds(text).map(Duration::from_secs_f64)
 }
 
+/// Parses `on` or `off`.
+fn on_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("expected on or off".to_owned()),
+    }
+}
+
 /// Parses a number of servers of one kind.
 fn servers(text: &str) -> Result<u16, String> {
     farleaf_command_line::units::count(text)

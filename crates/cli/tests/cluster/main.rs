@@ -16,6 +16,7 @@ mod serving;
 mod spreading;
 mod standing;
 mod strings;
+mod taking_over;
 mod tools;
 mod torturing;
 mod trees;

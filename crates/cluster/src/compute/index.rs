@@ -9,10 +9,11 @@ use crate::config::ConfigError;
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
 use farleaf_fabric::sync::{Mutex, lock};
-use farleaf_fabric::{AnyFabric, Cluster};
-use farleaf_index::partition::{self, PartitionMap};
+use farleaf_fabric::{AnyFabric, Cluster, Fabric, ServerId};
+use farleaf_index::partition::{self, DeadServer, PartitionMap};
 use farleaf_index::{Design, IndexError, ValueForm};
 use farleaf_page::OwnedKey;
+use farleaf_pool::wire::{PoolRequest, Request};
 
 /// The compute server number used by endpoints that manage the whole index; no server has it.
 const NOBODY: u16 = 0x7ffe;
@@ -82,9 +83,37 @@ pub(super) fn begin_incarnation<L: ClusterLayout, D: ClusterDesign<L>, C: Cluste
         let store = lock(&store).clone();
         partition::begin_incarnation(&fabric, &store, compute_server).await
     })?;
+    // Once more behind the put: it cuts off a taker of the former life (over.T3).
+    run(cluster, NOBODY, async |fabric| {
+        partition::fence_former_incarnation(&fabric, compute_server).await
+    })?;
     let range = &map.range_of(compute_server);
     run(cluster, compute_server, async |fabric| {
         partition::end_former_incarnation::<D, _, L>(fabric, compute_server, range).await
     })?;
     Ok(map)
+}
+
+/// Ends the life of a dead compute server on behalf of its taker.
+pub(super) fn end_dead_incarnation<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
+    cluster: &C,
+    store: &CatalogMap<L>,
+    dead: &DeadServer<OwnedKey<L>>,
+) -> Result<(), ProgramError> {
+    let store = Mutex::new(store.clone());
+    run(cluster, dead.number, async |fabric| {
+        let store = lock(&store).clone();
+        partition::end_dead_incarnation::<D, _, L, D::Values>(fabric, &store, dead).await
+    })
+}
+
+/// Asks every memory server over a new endpoint of no compute server.
+pub(super) fn reaches_memory<L: ClusterLayout, C: Cluster>(cluster: &C) -> Result<(), ProgramError> {
+    run(cluster, NOBODY, async |fabric| {
+        for number in 0..fabric.memory_servers() {
+            let probe = Request::<L>::from(PoolRequest::Usage).encode();
+            fabric.call(ServerId::new(number), probe).await?;
+        }
+        Ok(())
+    })
 }

@@ -143,6 +143,8 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<MetricSources>
     });
     let help = "Unreachable memory servers: while there are any, no change is acknowledged";
     family("unreachable_memory_servers", help, Gauge, |seen| vec![seen.unreachable.into()]);
+    let help = "Dead compute servers whose keys this server has taken over";
+    family("takeovers", help, Counter, |seen| vec![seen.takeovers.into()]);
     let help = "The epoch of the partition map; 0 while the server does not serve";
     family("map_epoch", help, Gauge, |seen| vec![seen.map_epoch.into()]);
     let help = "The keys that the compute server owns, as labels of the number 1";

@@ -17,6 +17,7 @@ mod index;
 mod map_store;
 mod metrics;
 mod reach;
+mod takeover;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -42,13 +43,14 @@ use farleaf_dlsm::{DlsmOptions, ShardedDlsm};
 use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::TcpServerConfig;
-use farleaf_index::partition::{ComputeServer, MapState, PartitionMap};
+use farleaf_index::partition::{ComputeServer, MapState, PartitionMap, TakeoverOptions};
 use farleaf_index::{IndexError, PartState};
 use farleaf_page::OwnedKey;
 use map_store::CatalogMap;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::time::Duration;
+use takeover::TakeoverThread;
 use threads::{GenerationThreads, RequestTally, ThreadCounters, WorkerThreads};
 
 /// Options of a compute server.
@@ -89,6 +91,11 @@ pub struct ComputeServerOptions {
     pub boundaries: Vec<String>,
     /// The address to serve metrics on, if any.
     pub metrics: Option<SocketAddr>,
+    /// Whether it takes over the keys of dead compute servers, and others its own; if unset, where
+    /// that is possible.
+    pub takeover: Option<bool>,
+    /// How long it may answer after the posting of its latest answered probe of a memory server.
+    pub right: Duration,
 }
 
 /// Poll interval of the catalog.
@@ -123,6 +130,8 @@ struct ComputeServerSnapshot {
     dirt: DirtyStats,
     /// Number of memory servers that it cannot reach.
     unreachable: u64,
+    /// Takeovers that it has completed.
+    takeovers: u64,
     /// The space of its value blocks, and the bytes of cached ones, if the cluster has blocks.
     blocks: Option<(BlockUsage, u64)>,
     /// Its LSM trees, if the index has any.
@@ -148,6 +157,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> WatchedGeneration for threads::Gener
             cached_bytes: self.server.state().cached_bytes(),
             dirt: self.dirt(),
             unreachable: self.server.detector().missing().len() as u64,
+            takeovers: self.server.takeovers(),
             blocks: D::blocks_of(&self.values),
             trees: D::trees(self.server.state()),
         }
@@ -162,6 +172,8 @@ struct ServedGeneration<L: ClusterLayout, D: ClusterDesign<L>> {
 
 struct ComputeProgram<'a, L: ClusterLayout, D: ClusterDesign<L>> {
     options: &'a ComputeServerOptions,
+    /// Whether it takes over the keys of dead compute servers.
+    takes_over: bool,
     /// [`ComputeServerOptions::boundaries`], as keys.
     given: Vec<OwnedKey<L>>,
     token: Token,
@@ -190,30 +202,34 @@ pub fn run(options: &ComputeServerOptions, stop: &StopSignal) -> Result<(), Prog
     let what = format!("cannot listen at {}", options.listen);
     let listener = TcpListener::bind(options.listen).map_err(ProgramError::system(what))?;
     let settings = await_settings(options, &*catalog, &keys, stop)?;
-    let Some((layout, index)) = settings else { return Ok(()) };
-    let start = ComputeServerStart { token, keys, catalog, listener };
+    let Some((layout, index, takes_over)) = settings else { return Ok(()) };
+    let start = ComputeServerStart { token, keys, catalog, listener, takes_over };
     with_layout!(layout, L => match index {
         IndexName::Dex => run_with::<L, Dex>(options, start, stop),
         IndexName::Dlsm => run_with::<L, ShardedDlsm>(options, start, stop),
     })
 }
 
-/// Waits for the settings of the cluster, and returns its layout and its index design; `None` if
-/// `stop` was raised.
+/// Waits for the settings of the cluster, and returns its layout, its index design, and whether
+/// this server takes keys over; `None` if `stop` was raised.
 fn await_settings(
     options: &ComputeServerOptions,
     catalog: &dyn catalog::Catalog,
     keys: &CatalogKeys,
     stop: &StopSignal,
-) -> Result<Option<(LayoutName, IndexName)>, ProgramError> {
+) -> Result<Option<(LayoutName, IndexName, bool)>, ProgramError> {
     let mut said = String::new();
     while !stop.is_raised() {
         let waits_for = match records::get::<SettingsRecord>(catalog, &keys.settings()) {
             Ok(Some((settings, _))) => {
                 settings::check_compute_number(options.number, settings.compute_servers)?;
-                let SettingsRecord { transport, index, .. } = settings;
-                settings::check_acknowledge(options.cache.acknowledge, transport, index)?;
-                return Ok(Some((settings.layout()?, settings.index)));
+                let SettingsRecord { transport, index, compute_servers, .. } = settings;
+                let acknowledge = options.cache.acknowledge;
+                settings::check_acknowledge(acknowledge, transport, index)?;
+                let asked = options.takeover;
+                let takes_over =
+                    settings::takes_over(asked, acknowledge, index, compute_servers)?;
+                return Ok(Some((settings.layout()?, settings.index, takes_over)));
             }
             Ok(None) => "waiting for the cluster's settings".to_owned(),
             Err(error) => error.to_string(),
@@ -233,6 +249,7 @@ struct ComputeServerStart {
     keys: CatalogKeys,
     catalog: Arc<dyn catalog::Catalog>,
     listener: TcpListener,
+    takes_over: bool,
 }
 
 fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
@@ -240,7 +257,7 @@ fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
     start: ComputeServerStart,
     stop: &StopSignal,
 ) -> Result<(), ProgramError> {
-    let ComputeServerStart { token, keys, catalog, listener } = start;
+    let ComputeServerStart { token, keys, catalog, listener, takes_over } = start;
     let given = boundaries_of::<L>(&options.boundaries)?;
     let config = TcpServerConfig {
         role: PeerRole::ComputeServer,
@@ -264,6 +281,7 @@ fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
         epoch: crew.server().identity().epoch,
         generation: 0,
         unreachable: Vec::new(),
+        right_ms: takes_over.then(|| right_ms(options)),
         metrics: metrics.as_ref().map(|metrics| metrics.local_address().to_string()),
     };
     let (key, value) = (keys.compute(options.number), records::encode(&record));
@@ -278,6 +296,7 @@ fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
     tracing::info!("compute server {} listens at {address}", options.number);
     let mut program = ComputeProgram::<L, D> {
         options,
+        takes_over,
         given,
         token,
         keys,
@@ -292,6 +311,12 @@ fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
     while !stop.wait(POLL_INTERVAL) {
         if !program.crew.are_alive() {
             return failed(format!("a thread of compute server {} failed", options.number));
+        }
+        if program.was_declared_dead() {
+            return failed(format!(
+                "compute server {} was declared dead, and others serve its keys: start it again",
+                options.number
+            ));
         }
         match program.look() {
             Ok(()) => {}
@@ -316,6 +341,11 @@ fn run_with<L: ClusterLayout, D: ClusterDesign<L>>(
     drop(metrics);
     drop(program);
     outcome.and(ended)
+}
+
+/// [`ComputeServerOptions::right`] in milliseconds.
+fn right_ms(options: &ComputeServerOptions) -> u32 {
+    u32::try_from(options.right.as_millis()).unwrap_or(u32::MAX)
 }
 
 fn failed<T>(what: impl Into<String>) -> Result<T, ProgramError> {
@@ -390,6 +420,12 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> ComputeProgram<'_, L, D> {
             None => (0, Vec::new()),
         };
         ComputeRecord { generation, unreachable, ..record.clone() }
+    }
+
+    /// Whether the compute server knows that it was declared dead.
+    fn was_declared_dead(&self) -> bool {
+        let serving = self.serving.as_ref();
+        serving.is_some_and(|serving| serving.threads.shared.server.was_declared_dead())
     }
 
     /// Logs a message, unless it was the last one logged.
@@ -591,9 +627,35 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> ComputeProgram<'_, L, D> {
         // Otherwise it would find this out while it opens the index, and begin lives for ever.
         index::check_part::<L, D, _>(&cluster, server.state())?;
         index::adopt::<L, D, _>(&cluster, self.options.number, &values)?;
-        let server = (Arc::new(server), values);
+        let takeover = self.takes_over.then(|| TakeoverOptions {
+            right_ns: u64::from(right_ms(self.options)) * 1_000_000,
+            ..TakeoverOptions::default()
+        });
+        let server = (Arc::new(server.taking_over(takeover)), values);
+        let cluster = Arc::new(cluster);
+        let takeovers = takeover.map(|_| {
+            let (catalog, right_ms) = (Arc::clone(&self.catalog), right_ms(self.options));
+            let memory = Arc::clone(&cluster);
+            TakeoverThread::start::<D>(catalog, &self.keys, memory, store.clone(), right_ms)
+        });
+        let takeovers = takeovers.transpose()?;
         let tally = Arc::clone(&self.watched.tally);
-        let threads = GenerationThreads::start(&self.crew, server, &cluster, &store, tally)?;
+        let threads = GenerationThreads::start(
+            &self.crew,
+            server,
+            &cluster,
+            (&store, takeovers),
+            tally,
+        )?;
+        if self.takes_over {
+            // Its endpoints are open: the fence of a later takeover cuts them off (over.T3).
+            let record = records::get::<MapRecord>(&*self.catalog, &self.keys.map())?;
+            let state = record.map(|(record, _)| record.state::<L>().map_err(because)).transpose()?;
+            if state.is_none_or(|state| threads.shared.server.lost_keys_by(&state)) {
+                threads.stop();
+                return failed("others took the keys over while this server was starting");
+            }
+        }
         *lock(&self.watched.serving) = Some(Arc::clone(&threads.shared) as _);
         self.crew.serve(Some(&threads));
         self.serving = Some(ServedGeneration { generation, threads });

@@ -159,7 +159,7 @@ impl<D: Tested<ServerOptions: Clone + Sync + Send>> Provider for Tiers<D> {
             };
             let crew = WorkerThreads::start(socket, &token, config).unwrap();
             let threads =
-                GenerationThreads::start(&crew, (server, ()), &memory, &store, tally).unwrap();
+                GenerationThreads::start(&crew, (server, ()), &memory, (&store, None), tally).unwrap();
             crew.serve(Some(&threads));
             compute.push(ComputeServerHere { crew, threads: Some(threads) });
         }
@@ -389,7 +389,7 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         let crew = WorkerThreads::start(socket, &Token::draw().unwrap(), config).unwrap();
         crew.break_a_thread();
         let started =
-            GenerationThreads::start(&crew, (server, ()), &memory, &store, Arc::default());
+            GenerationThreads::start(&crew, (server, ()), &memory, (&store, None), Arc::default());
         sender.send(started.is_err()).unwrap();
     });
     assert_eq!(receiver.recv_timeout(Duration::from_secs(20)), Ok(true));

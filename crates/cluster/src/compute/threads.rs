@@ -13,6 +13,7 @@ use super::design::{ClusterDesign, SharedValues};
 use super::front::{ComputeRequestHandler, GenerationQueues, ReplyHandle};
 use super::map_store::CatalogMap;
 use super::reach::MemoryCluster;
+use super::takeover::TakeoverThread;
 use super::{because, failed};
 use crate::clock::MonotonicClock;
 use crate::error::ProgramError;
@@ -87,6 +88,8 @@ pub(super) struct GenerationShared<L: ClusterLayout, D: ClusterDesign<L>> {
     clock: MonotonicClock,
     /// The endpoints' clock at the time when `clock` started.
     origin_ns: AtomicU64,
+    /// Where keys of dead compute servers are taken over.
+    takeovers: Option<TakeoverThread<L>>,
 }
 
 impl<L: ClusterLayout, D: ClusterDesign<L>> GenerationShared<L, D> {
@@ -182,6 +185,9 @@ impl<L: ClusterLayout> Drop for WorkerThreads<L> {
 /// A compute server, and what its threads share of its values.
 pub(super) type ServedServer<L, D> = (Arc<ComputeServer<D, L>>, SharedValues<L, D>);
 
+/// Access to the map record, and what takeovers need, if there are any.
+pub(super) type RecordAccess<'a, L> = (&'a CatalogMap<L>, Option<TakeoverThread<L>>);
+
 /// What the crew does for one generation of the index.
 pub(super) struct GenerationThreads<L: ClusterLayout, D: ClusterDesign<L>> {
     pub(super) shared: Arc<GenerationShared<L, D>>,
@@ -195,14 +201,14 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> GenerationThreads<L, D> {
         crew: &WorkerThreads<L>,
         server: ServedServer<L, D>,
         cluster: &MemoryCluster,
-        store: &CatalogMap<L>,
+        record: RecordAccess<'_, L>,
         tally: Arc<RequestTally>,
     ) -> Result<Self, ProgramError> {
         match cluster {
-            MemoryCluster::Tcp(tcp) => Self::over(crew, server, tcp, store, tally),
-            MemoryCluster::Shm(shm) => Self::over(crew, server, shm, store, tally),
+            MemoryCluster::Tcp(tcp) => Self::over(crew, server, tcp, record, tally),
+            MemoryCluster::Shm(shm) => Self::over(crew, server, shm, record, tally),
             #[cfg(feature = "verbs")]
-            MemoryCluster::Verbs(verbs) => Self::over(crew, server, verbs, store, tally),
+            MemoryCluster::Verbs(verbs) => Self::over(crew, server, verbs, record, tally),
         }
     }
 
@@ -211,7 +217,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> GenerationThreads<L, D> {
         crew: &WorkerThreads<L>,
         server: ServedServer<L, D>,
         cluster: &C,
-        store: &CatalogMap<L>,
+        (store, takeovers): RecordAccess<'_, L>,
         tally: Arc<RequestTally>,
     ) -> Result<Self, ProgramError> {
         let count = crew.hands.len();
@@ -224,6 +230,7 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> GenerationThreads<L, D> {
             done: (0..count).map(|_| Mutex::default()).collect(),
             clock: MonotonicClock::start(),
             origin_ns: AtomicU64::new(0),
+            takeovers,
         });
         let (opened, openings) = channel();
         let (ending, ended) = channel();
@@ -372,6 +379,10 @@ fn serve_over<L: ClusterLayout, D: ClusterDesign<L>>(
         executor.spawn(0, worker.watch_memory_servers(&ended));
         executor.spawn(0, worker.follow_map(&ended));
         executor.spawn(0, worker.reclaim(&ended));
+        if let Some(takeovers) = &shared.takeovers {
+            executor.spawn(0, worker.keep_right(&ended));
+            executor.spawn(0, worker.watch_takeovers(takeovers, &ended));
+        }
     }
     executor.spawn(0, worker.write_back_by_age(&ended));
     executor.spawn(0, worker.share_unused_nodes(&ended));

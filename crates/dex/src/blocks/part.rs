@@ -21,7 +21,7 @@ use farleaf_index::{
 };
 use farleaf_page::{BlockRef, Layout, LengthError, StoredValue};
 use farleaf_pool::remote::{RemoteError, RpcClient};
-use farleaf_pool::wire::{RecordRoom, check_sent};
+use farleaf_pool::wire::{PoolRequest, RecordRoom, check_sent};
 use std::ops::Bound;
 
 /// Records of one step of looking for free blocks of former incarnations.
@@ -50,6 +50,14 @@ impl<L: Layout<Key = [u8], Value = [u8]>> ValueForm<L> for InBlocks {
 
     async fn adopt<F: Fabric>(shared: &SharedBlocks, fabric: F) -> Result<(), RemoteError> {
         ValueBlocks::<F, L>::new(shared, fabric).blocks.adopt().await
+    }
+
+    async fn disown<F: Fabric>(fabric: &F) -> Result<(), RemoteError> {
+        let rpc = RpcClient::<F, L>::new(fabric.clone());
+        for server in rpc.servers() {
+            rpc.expect_done_idempotent(server, &PoolRequest::ForgetChunks).await?;
+        }
+        Ok(())
     }
 
     fn open<F: Fabric>(shared: &SharedBlocks, fabric: F) -> ValueBlocks<F, L> {

@@ -160,6 +160,10 @@ impl<F: Fabric, L: Layout> BalanceTarget for ClientIndex<F, L> {
         Some(loads)
     }
 
+    fn is_present(&self, compute_server: u16) -> bool {
+        !self.owners().directory.is_absent(compute_server)
+    }
+
     async fn fences(
         &self,
         owner: u16,

@@ -110,12 +110,14 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     ) {
         let no = |reply, code| clients.answer(reply, ClientResponse::Error(code));
         let entered = self.enter().await;
+        let may_answer = self.may_answer();
         let can_change = self.server().detector().all_there();
         let mut edits = SmallVec::<[LeafEdit<OwnedKey<L>, OwnedValue<L>>; GROUP]>::new();
         let mut replies = SmallVec::<[Cell<Option<C::Reply>>; GROUP]>::new();
         for PendingRequest { ask, reply } in taken.drain(..) {
             let is_served = clients.begin(&ask, &reply)
                 && entered.is_some()
+                && may_answer
                 && (can_change || !ask.is_change());
             if let Err(too_long) = ask.check(V::check) {
                 no(reply, too_long.into());

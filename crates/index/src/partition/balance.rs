@@ -22,7 +22,7 @@
 use super::{PartitionMap, SampledLoad};
 use crate::BalanceOptions;
 use crate::OwnedRange;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Longest pause after failed proposals, in windows.
 const MAX_PAUSE: u64 = 64;
@@ -67,6 +67,8 @@ pub struct BalancePolicy<K> {
     /// The loads of the last window.
     loads: Vec<SampledLoad<K>>,
     mean: f64,
+    /// Compute servers without keys that take part whatever the options say.
+    returned: BTreeSet<u16>,
 }
 
 impl<K: Clone + Ord> BalancePolicy<K> {
@@ -84,7 +86,13 @@ impl<K: Clone + Ord> BalancePolicy<K> {
             moves: BTreeMap::new(),
             loads: Vec::new(),
             mean: 0.0,
+            returned: BTreeSet::new(),
         }
+    }
+
+    /// Sets the compute servers without keys that take part whatever the options say.
+    pub(super) fn returned(&mut self, servers: BTreeSet<u16>) {
+        self.returned = servers;
     }
 
     /// Evaluates a window: the load of each compute server, by number. Returns alternative moves,
@@ -106,10 +114,13 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         }
         self.loads = loads;
         let spares = (0..self.loads.len() as u16).filter(|server| !map.owners().contains(server));
-        let spare = spares.clone().next().filter(|_| self.options.uses_spares);
+        let takes_part =
+            |server: &u16| self.options.uses_spares || self.returned.contains(server);
+        let returned = spares.clone().filter(|server| self.returned.contains(server)).count();
+        let spare = spares.clone().find(takes_part);
         let takes_part = match self.options.uses_spares {
             true => self.loads.len(),
-            false => map.owners().len(),
+            false => map.owners().len() + returned,
         };
         self.mean = total as f64 / takes_part.max(1) as f64;
         if self.is_settled() {
@@ -458,6 +469,17 @@ mod tests {
         model.policy.options.uses_spares = false;
         model.run(60);
         assert!(!model.map.owners().contains(&3), "{:?}", model.moves);
+    }
+
+    /// A compute server whose keys were taken over, and no other one without keys.
+    #[test]
+    fn who_has_returned_gets_keys_again() {
+        let mut model = BalanceModel::new(2, 2, 1, vec![1.0; 84_000]);
+        model.policy.options.uses_spares = false;
+        assert_eq!(model.run(40), 0);
+        model.policy.returned(BTreeSet::from([3]));
+        model.run(60);
+        assert!(model.map.owners().contains(&3) && !model.map.owners().contains(&2));
     }
 
     #[test]

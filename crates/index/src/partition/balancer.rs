@@ -7,10 +7,13 @@
 use super::{BalancePolicy, PartitionMap, SampledLoad};
 use crate::{BalanceOptions, IndexError, ReshapeCost};
 use farleaf_fabric::Fabric;
+use std::collections::BTreeMap;
 use std::future::Future;
 
 /// Longest sleep, in nanoseconds. It limits how long the task takes to notice that it should end.
 const POLL_INTERVAL_NS: u64 = 10_000_000;
+/// How long a compute server has to be back, without keys, until it gets some again.
+const BACK_FOR_NS: u64 = 10_000_000_000;
 
 /// The compute servers that a balancer moves keys between.
 pub trait BalanceTarget {
@@ -34,6 +37,12 @@ pub trait BalanceTarget {
     /// keys does not answer.
     fn loads(&self) -> impl Future<Output = Option<Vec<SampledLoad<Self::Key>>>>;
 
+    /// Whether a compute server is there, as far as is known.
+    fn is_present(&self, compute_server: u16) -> bool {
+        let _ = compute_server;
+        true
+    }
+
     /// The fences of the leaf of `key`, which `owner` owns.
     fn fences(
         &self,
@@ -56,12 +65,18 @@ pub struct Balancer<'a, T: BalanceTarget> {
     target: &'a T,
     window_ns: u64,
     policy: BalancePolicy<T::Key>,
+    /// The owners of keys when one of them did not answer.
+    missed: Vec<u16>,
+    /// Those of them whose keys others have taken over, and for how many windows each has been back.
+    lost: BTreeMap<u16, u64>,
 }
 
 impl<'a, T: BalanceTarget> Balancer<'a, T> {
     /// Creates a balancer that has seen no load.
     pub fn new(target: &'a T, options: BalanceOptions) -> Self {
-        Self { target, window_ns: options.window_ns.max(1), policy: BalancePolicy::new(options) }
+        let (missed, lost) = (Vec::new(), BTreeMap::new());
+        let window_ns = options.window_ns.max(1);
+        Self { target, window_ns, policy: BalancePolicy::new(options), missed, lost }
     }
 
     /// Balances until `ended` returns true. Reports every move and every failed attempt to
@@ -89,6 +104,21 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
         }
     }
 
+    /// A compute server whose keys others have taken over gets some again when it is back. One that
+    /// was drained does not: it answered until its keys had left.
+    fn note_returned(&mut self, map: &PartitionMap<T::Key>) {
+        for server in std::mem::take(&mut self.missed) {
+            self.lost.entry(server).or_default();
+        }
+        self.lost.retain(|server, _| !map.owners().contains(server));
+        for (server, windows) in &mut self.lost {
+            *windows = if self.target.is_present(*server) { *windows + 1 } else { 0 };
+        }
+        let wanted = BACK_FOR_NS.div_ceil(self.window_ns);
+        let returned = self.lost.iter().filter(|(_, windows)| **windows >= wanted);
+        self.policy.returned(returned.map(|(server, _)| *server).collect());
+    }
+
     /// Takes the samples since the last call, and moves keys if that is useful.
     ///
     /// # Errors
@@ -96,7 +126,11 @@ impl<'a, T: BalanceTarget> Balancer<'a, T> {
     pub async fn look(&mut self) -> Result<Option<ReshapeCost>, IndexError> {
         let (target, map) = (self.target, self.target.newest_map());
         // A server that does not answer looks idle, but must not receive keys.
-        let Some(loads) = target.loads().await else { return Ok(None) };
+        let Some(loads) = target.loads().await else {
+            self.missed = map.owners().to_vec();
+            return Ok(None);
+        };
+        self.note_returned(&target.newest_map());
         let proposals = self.policy.look(&map, loads);
         for proposal in &proposals {
             let fences = target.fences(proposal.from, &proposal.near).await.map(|(low, high)| {

@@ -7,7 +7,8 @@
 //!
 //! *Thread safety*: any number of threads.
 
-use super::{LoadSamples, PartitionMap};
+use super::right::{RightToAnswer, TakeoverOptions};
+use super::{LoadSamples, MapState, PartitionMap};
 use crate::{IndexError, PartState, Partitioned};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
@@ -50,6 +51,8 @@ pub struct ComputeServer<D: Partitioned, L: Layout> {
     replacing: AtomicBool,
     /// Whether a memory server had little memory left when it was last asked.
     is_memory_low: AtomicBool,
+    /// Its right to answer, where keys of dead compute servers are taken over.
+    right: Option<RightToAnswer>,
 }
 
 /// Default of how many operations there are per load sample.
@@ -131,6 +134,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
             halt: Mutex::default(),
             replacing: AtomicBool::new(false),
             is_memory_low: AtomicBool::new(false),
+            right: None,
         }
     }
 
@@ -151,6 +155,42 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     #[must_use]
     pub fn sampling(self, one_in: u32) -> Self {
         Self { sampled_one_in: one_in, ..self }
+    }
+
+    /// Takes over the keys of dead compute servers, and answers only while no other one can have
+    /// taken over its own.
+    #[must_use]
+    pub fn taking_over(self, options: Option<TakeoverOptions>) -> Self {
+        Self { right: options.map(RightToAnswer::new), ..self }
+    }
+
+    /// Its right to answer; `None` where keys are not taken over.
+    #[inline]
+    pub(super) fn right(&self) -> Option<&RightToAnswer> {
+        self.right.as_ref()
+    }
+
+    /// Whether it knows that it was declared dead. Then it must end: only another life can serve.
+    pub fn was_declared_dead(&self) -> bool {
+        self.right().is_some_and(RightToAnswer::is_lost)
+    }
+
+    /// Whether a record takes keys from it that it has not released: then its life was declared
+    /// dead. A life looks once more when all of its endpoints are open, before it serves: the fence
+    /// of a later takeover cuts them off (over.T3).
+    pub fn lost_keys_by(&self, state: &MapState<OwnedKey<L>>) -> bool {
+        if state.moving.as_ref().is_some_and(|pending| pending.dead && pending.from == self.number) {
+            return true;
+        }
+        let (owns, held) = (state.map.range_of(self.number), self.state.range());
+        state.map.epoch() > self.epoch()
+            && !held.is_empty()
+            && !owns.covers(&held.low, held.high.as_ref())
+    }
+
+    /// Takeovers that it has completed.
+    pub fn takeovers(&self) -> u64 {
+        self.right().map_or(0, |right| right.takeovers.load(Ordering::Relaxed))
     }
 
     /// One operation in this many is a load sample.

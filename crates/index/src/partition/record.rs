@@ -39,6 +39,8 @@ pub struct PendingMove<K> {
     pub to: u16,
     /// The boundary between the keys that move and those that stay; `None` if all move.
     pub at: Option<K>,
+    /// Whether `from` is dead and has released nothing: `to` takes over all of its keys.
+    pub dead: bool,
 }
 
 /// A bulk load that is replacing the tree, or whose builder may have died meanwhile.

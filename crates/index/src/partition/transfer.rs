@@ -16,6 +16,7 @@
 //! *Thread safety*: belongs to its endpoint's thread. One thread of a compute server at a time
 //! takes part in a move or reconciles.
 
+use super::life::fence_former_incarnation;
 use super::worker::Worker;
 use super::{KeyMove, MapState, PendingMove, PutOutcome};
 use crate::{IndexError, PartIndex, PartState, PartValues, Partitioned, ReleasedKeys, ValueForm};
@@ -49,6 +50,21 @@ enum Reconciled {
     Waits,
     /// Something could not be read or written: try again.
     Again,
+}
+
+/// Fences a dead giver at all memory servers, and waits until its right to answer has ended.
+pub(super) async fn fence_and_wait<F: Fabric>(
+    fabric: &F,
+    dead: u16,
+    wait_ns: u64,
+) -> Result<(), IndexError> {
+    if !fabric.breaks(rules::DEAD_FENCED) {
+        fence_former_incarnation(fabric, dead).await?;
+    }
+    if !fabric.breaks(rules::RIGHTS_AWAITED) {
+        fabric.sleep(wait_ns).await;
+    }
+    Ok(())
 }
 
 impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
@@ -105,7 +121,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             };
             let planned = state.map.plan(me, to, at.as_ref())?;
             let id = self.fabric().unique();
-            let moving = Some(PendingMove { id, from: me, to, at });
+            let moving = Some(PendingMove { id, from: me, to, at, dead: false });
             let pending = MapState { moving, ..state.clone() };
             let decided = MapState::settled(state.map.checked_after::<L>(&planned)?);
             if !self.store().takes(&pending) || !self.store().takes(&decided) {
@@ -195,7 +211,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             return Ok(Reconciled::Again); // an old answer
         }
         match &state.moving {
-            Some(pending) if pending.to == me => {
+            Some(pending) if pending.to == me && !pending.dead => {
                 let planned = state.planned(pending)?;
                 // If this is going to fail, let it fail here rather than after the put.
                 index.prepare_take_over(&planned.grown).await?;
@@ -212,6 +228,8 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
                     PutOutcome::Changed | PutOutcome::Unknown => Ok(Reconciled::Again),
                 };
             }
+            // Others think that this server is dead. It is fenced, or will be.
+            Some(pending) if pending.from == me && pending.dead => return Ok(Reconciled::Waits),
             Some(pending) if pending.from == me => {
                 let now_ns = self.fabric().now_ns();
                 let since_ns = released_ns.unwrap_or(0);
@@ -250,7 +268,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Switches to a map, which may give this server more keys than it serves.
-    async fn adopt(&self, map: &super::PartitionMap<OwnedKey<L>>) -> Result<(), IndexError> {
+    pub(super) async fn adopt(&self, map: &super::PartitionMap<OwnedKey<L>>) -> Result<(), IndexError> {
         let (server, index) = (self.server(), self.index());
         if map.epoch() <= server.epoch() {
             return Ok(());

@@ -110,6 +110,13 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         V::check_index(&fabric).await?;
         let values = V::open(values, fabric.clone());
         let incarnation = server.incarnation(&fabric);
+        if server.right().is_some() {
+            // Connected now, so that a later fence cuts this endpoint off (over.T3).
+            for number in 0..fabric.memory_servers() {
+                let probe = Request::<L>::from(PoolRequest::Usage).encode();
+                fabric.call(ServerId::new(number), probe).await?;
+            }
+        }
         let pool = D::open_pool(fabric).await?;
         let part = OwnerHandle::open(server, &pool, server.sampled_one_in()).await?;
         Ok(Self { pool, part, values, store, incarnation, under_way: Cell::new(0) })
@@ -285,7 +292,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             return ClientResponse::Error(ErrorCode::Unavailable);
         };
         let is_change = ask.is_change();
-        if is_change && !self.part.server.detector().all_there() {
+        if is_change && !self.part.server.detector().all_there() || !self.may_answer() {
             return ClientResponse::Error(ErrorCode::Unavailable);
         }
         let told = self.serve(ask).await;
@@ -314,8 +321,35 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
             {
                 ClientResponse::Error(ErrorCode::Indeterminate)
             }
+            ClientResponse::Error(_) => told,
+            told if self.may_answer() => told,
+            // Another server may serve these keys by now (over.T2).
+            ClientResponse::Edited(_)
+            | ClientResponse::Records { .. }
+            | ClientResponse::Covered { .. }
+                if !is_change =>
+            {
+                ClientResponse::Error(ErrorCode::Unavailable)
+            }
+            ClientResponse::Edited(_)
+            | ClientResponse::Changed { .. }
+            | ClientResponse::Upserted { .. }
+            | ClientResponse::Covered { .. } => ClientResponse::Error(ErrorCode::Indeterminate),
             told => told,
         }
+    }
+
+    /// Whether the compute server knows that it was declared dead.
+    pub fn was_declared_dead(&self) -> bool {
+        self.part.server.was_declared_dead()
+    }
+
+    /// Whether this server has the right to answer now. For an answer that was read, ask after the
+    /// read (over.T2).
+    #[inline]
+    pub(super) fn may_answer(&self) -> bool {
+        let Some(right) = self.part.server.right() else { return true };
+        right.holds(self.fabric().now_ns()) || self.fabric().breaks(rules::ANSWERED_BY_RIGHT)
     }
 
     async fn serve(&self, ask: ClientRequest<L>) -> ClientResponse<L> {

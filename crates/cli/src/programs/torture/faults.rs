@@ -3,7 +3,7 @@
 //! *Invariants*: a server gets signals only through a descriptor of its process, after a look at
 //! what this process runs: the number in its file may be that of another process by then. A server
 //! is killed only as often as its launcher restarts it. No server stays stopped when the injector
-//! ends.
+//! ends. Without restarts one compute server is left.
 //!
 //! *Thread safety*: belongs to one thread.
 
@@ -92,6 +92,8 @@ pub(super) struct FaultInjector {
     launcher: LauncherRecord,
     /// All faults to choose from.
     faults: Vec<(ServerFault, ServerName)>,
+    /// Compute servers at the beginning.
+    compute_servers: usize,
     rng: SmallRng,
     next_at: Duration,
     stopped: Option<StoppedServer>,
@@ -124,6 +126,7 @@ impl FaultInjector {
             folder,
             launcher,
             faults,
+            compute_servers: standing.compute.len(),
             rng: SmallRng::seed_from_u64(schedule.seed),
             next_at: Duration::ZERO,
             stopped: None,
@@ -171,6 +174,9 @@ impl FaultInjector {
         if times.len() >= self.launcher.max_restarts {
             return false;
         }
+        if !self.launcher.restart && self.killed.len() + 1 >= self.compute_servers {
+            return false; // one has to be left, which takes the keys over
+        }
         let Some(process) = self.process(server) else { return false };
         if !process.signal(Signal::KILL) {
             return false;
@@ -202,6 +208,9 @@ impl FaultInjector {
 
     /// A killed server whose next process is not registered yet, as a line.
     pub(super) fn not_restarted(&self, standing: &ClusterStatus) -> Option<String> {
+        if !self.launcher.restart {
+            return None;
+        }
         let registered = |(kind, number): ServerName| match kind {
             ServerKind::Memory => standing.memory_server(number).map(|record| record.pid),
             ServerKind::Compute => standing.compute_server(number).map(|record| record.pid),
@@ -234,6 +243,7 @@ mod tests {
             max_restarts: 5,
             restart_period_seconds: 60.0,
             term_seconds: 1.0,
+            takeover: false,
         };
         let standing = ClusterStatus {
             settings: None,

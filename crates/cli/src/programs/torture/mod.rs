@@ -65,7 +65,7 @@ pub(crate) struct TortureArguments {
     #[arg(long, value_name = "N", default_value = "1000", value_parser = units::limited::<u64>(1, 100_000))]
     keys: u64,
     /// Kill servers of these kinds (compute, memory), 0.1 to 3 lease terms apart; the cluster needs
-    /// --restart
+    /// --restart, but for compute servers whose keys others take over
     #[arg(long, value_name = "KIND,KIND", value_delimiter = ',', value_parser = server_kind)]
     kill: Vec<ServerKind>,
     /// Stop servers of these kinds for 0.1 to 3 lease terms
@@ -145,7 +145,9 @@ pub(crate) fn run(arguments: &TortureArguments) -> anyhow::Result<bool> {
     let located = locate(&place, &arguments.timeout, 64)?;
     let folder = LauncherFolder(arguments.dir.clone());
     let launcher = folder.launcher()?;
-    if !arguments.kill.is_empty() && !launcher.restart {
+    let is_compute = |kind: &ServerKind| *kind == ServerKind::Compute;
+    let goes_on = launcher.takeover && arguments.kill.iter().all(is_compute);
+    if !arguments.kill.is_empty() && !launcher.restart && !goes_on {
         let dir = arguments.dir.display();
         return usage(format!(
             "--kill needs a cluster that restarts servers: the one in {dir} was started without --restart"

@@ -1,0 +1,108 @@
+//! Compute servers that take over the keys of dead ones, in clusters of processes.
+
+use crate::launched::{Launched, eventually, farleaf, signal, text};
+use crate::serving::{compute, connect};
+use farleaf_cluster::clock::MonotonicClock;
+use farleaf_index::{IndexError, RangeIndex};
+use rustix::process::Signal;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+fn written(compute_servers: &str, more: &[&str]) -> Launched {
+    let servers = ["--memory-servers", "2", "--compute-servers", compute_servers];
+    let level = ["--transport", "tcp", "--acknowledge", "written", "--term-seconds", "1"];
+    let sizes = ["--pool-bytes", "64Mi", "--cache-bytes", "1Mi"];
+    Launched::start(&[&servers[..], &level, &sizes, more].concat())
+}
+
+/// Keys of all three compute servers.
+fn key(number: u64) -> u64 {
+    number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+#[test]
+fn keys_of_a_dead_compute_server_are_served_by_another() {
+    const KEYS: u64 = 300;
+    let mut cluster = written("3", &[]);
+    let (over, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let longest = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let connection = connect(&cluster, Duration::from_secs(20));
+            let mut longest = Duration::ZERO;
+            let mut round = 0;
+            while !over.load(Ordering::Acquire) {
+                round += 1;
+                let clock = MonotonicClock::start();
+                let mut before = Duration::ZERO;
+                let outcome = connection.run(async |client| {
+                    for number in 0..KEYS {
+                        // A change that was under way at the death is unknown.
+                        while let Err(error) = client.upsert(&key(number), &round).await {
+                            assert!(matches!(error, IndexError::Indeterminate(_)), "{error}");
+                        }
+                        let now = clock.elapsed();
+                        longest = longest.max(now - before);
+                        before = now;
+                    }
+                    Ok::<_, IndexError>(())
+                });
+                assert_eq!(outcome, Ok(()));
+                answered.store(round, Ordering::Release);
+            }
+            longest
+        });
+        eventually("two rounds", || (answered.load(Ordering::Acquire) > 1).then_some(()));
+        signal(compute(&cluster, 1).unwrap().pid, Signal::KILL);
+        let before = answered.load(Ordering::Acquire);
+        eventually("rounds without it", || {
+            (answered.load(Ordering::Acquire) > before + 2).then_some(())
+        });
+        over.store(true, Ordering::Release);
+        writer.join().unwrap()
+    });
+    let last = answered.load(Ordering::Acquire);
+    let connection = connect(&cluster, Duration::from_secs(20));
+    let lost = connection.run(async |client| {
+        let mut lost = Vec::new();
+        for number in 0..KEYS {
+            if client.get(&key(number)).await? != Some(last) {
+                lost.push(number);
+            }
+        }
+        Ok::<_, IndexError>(lost)
+    });
+    assert_eq!(lost, Ok(Vec::new()));
+    // 2.5 s on a machine that does nothing else.
+    assert!(longest < Duration::from_secs(6), "the keys waited for {longest:?}");
+    let said = text(&cluster.status().stdout);
+    assert!(said.contains("no keys") || !said.contains("compute server 1"), "{said}");
+    cluster.end(Signal::TERM);
+}
+
+#[test]
+fn a_cluster_is_tortured_without_restarts() {
+    let mut cluster = written("3", &[]);
+    let torture = ["torture", "--dir", cluster.dir(), "--seconds", "8", "--kill", "compute"];
+    let output = farleaf(&torture);
+    let said = text(&output.stdout);
+    let last = said.lines().last().unwrap_or_default();
+    assert!(last.ends_with(" 0 lost: linearizable") && !last.contains(" 0 kills"), "{output:?}");
+    cluster.end(Signal::TERM);
+}
+
+#[test]
+fn takeovers_are_refused_where_a_death_can_lose_answers() {
+    let servers = ["--transport", "tcp", "--memory-servers", "1", "--takeover", "on"];
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    for (more, needs) in [
+        (&["--compute-servers", "2"][..], "--acknowledge written"),
+        (&["--compute-servers", "2", "--index", "dlsm"], "--index dex"),
+        (&["--compute-servers", "1", "--acknowledge", "written"], "at least two"),
+    ] {
+        let output = farleaf(&[&["cluster", "--dir", dir][..], &servers, more].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("--takeover on needs") && said.contains(needs), "{said}");
+    }
+}
