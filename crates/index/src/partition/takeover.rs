@@ -22,9 +22,7 @@
 
 use super::transfer::fence_and_wait;
 use super::{MapState, MapStore, PendingMove, PutOutcome, Worker};
-use crate::{
-    IndexError, OwnedRange, PartIndex, PartPool, PartState, Partitioned, ValueForm,
-};
+use crate::{IndexError, OwnedRange, PartIndex, PartPool, PartState, Partitioned, ValueForm};
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::rules;
