@@ -99,8 +99,7 @@ pub fn check_acknowledge(
     Err(ConfigError::Settings(format!("--acknowledge written needs {needs}")))
 }
 
-/// Whether compute servers take over the keys of dead ones, if it was `asked` for or where it is
-/// possible.
+/// Whether compute servers take over the keys of dead ones, which they do if it was `asked` for.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] if it was asked for where it is not possible: with answers that a death
@@ -123,7 +122,7 @@ pub fn takes_over(
         (Some(true), Some(needs)) => {
             Err(ConfigError::Settings(format!("--takeover on needs {needs}")))
         }
-        (asked, needs) => Ok(asked.unwrap_or(true) && needs.is_none()),
+        (asked, _) => Ok(asked.unwrap_or(false)),
     }
 }
 
@@ -147,12 +146,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takeovers_are_on_where_they_are_possible() {
+    fn takeovers_are_on_where_they_are_possible_and_asked_for() {
         let (cached, written) = (AcknowledgeName::Cached, AcknowledgeName::Written);
         let takes = |asked, level, index, servers| {
             takes_over(asked, level, index, servers).map_err(|error| error.to_string())
         };
-        assert_eq!(takes(None, written, IndexName::Dex, 2), Ok(true));
+        assert_eq!(takes(None, written, IndexName::Dex, 2), Ok(false));
+        assert_eq!(takes(Some(true), written, IndexName::Dex, 2), Ok(true));
         assert_eq!(takes(Some(false), written, IndexName::Dex, 2), Ok(false));
         assert_eq!(takes(None, cached, IndexName::Dex, 2), Ok(false));
         assert_eq!(takes(None, written, IndexName::Dex, 1), Ok(false));

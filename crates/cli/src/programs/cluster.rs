@@ -75,8 +75,8 @@ pub(crate) struct ClusterArguments {
     /// that the death of a compute server loses none; with --index dex
     #[arg(long, value_name = "LEVEL", default_value_t)]
     acknowledge: AcknowledgeName,
-    /// Let living compute servers take over the keys of those that die; by default where it is
-    /// possible: with --acknowledge written and several compute servers
+    /// Let living compute servers take over the keys of those that die: on or off [default:
+    /// off]; needs --acknowledge written and several compute servers
     #[arg(long, value_name = "on|off", value_parser = on_off)]
     takeover: Option<bool>,
     /// Let compute servers answer only for this many milliseconds after a probe of a memory server;
@@ -210,12 +210,8 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
     if let Err(refusal) = check_acknowledge(cached.acknowledge, arguments.transport, index) {
         return usage(refusal.to_string());
     }
-    let takes_over = takes_over(
-        arguments.takeover,
-        cached.acknowledge,
-        index,
-        arguments.compute_servers,
-    );
+    let takes_over =
+        takes_over(arguments.takeover, cached.acknowledge, index, arguments.compute_servers);
     let takes_over = match takes_over {
         Ok(takes_over) => takes_over,
         Err(refusal) => return usage(refusal.to_string()),

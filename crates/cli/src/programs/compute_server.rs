@@ -1,7 +1,9 @@
 //! `farleaf compute-server`: runs one compute server.
 
 use super::layout::BlockArguments;
-use super::{CommonOptions, DEFAULT_CACHE, OptionArguments, WRITE_BACK_MS, address, duration, on_off};
+use super::{
+    CommonOptions, DEFAULT_CACHE, OptionArguments, WRITE_BACK_MS, address, duration, on_off,
+};
 use clap::Args;
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::compute::{self, ComputeServerOptions};
@@ -56,8 +58,8 @@ pub(crate) struct ComputeServerArguments {
     /// that a crash loses none; with --index dex
     #[arg(long, value_name = "LEVEL", default_value_t)]
     acknowledge: AcknowledgeName,
-    /// Take over the keys of compute servers that die, and let others take over this one's; by
-    /// default where it is possible: with --acknowledge written and several compute servers
+    /// Take over the keys of compute servers that die, and let others take over this one's:
+    /// on or off [default: off]; needs --acknowledge written and several compute servers
     #[arg(long, value_name = "on|off", value_parser = on_off)]
     takeover: Option<bool>,
     /// Answer only for this many milliseconds after a probe of a memory server, the same for all

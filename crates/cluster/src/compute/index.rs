@@ -108,7 +108,9 @@ pub(super) fn end_dead_incarnation<L: ClusterLayout, D: ClusterDesign<L>, C: Clu
 }
 
 /// Asks every memory server over a new endpoint of no compute server.
-pub(super) fn reaches_memory<L: ClusterLayout, C: Cluster>(cluster: &C) -> Result<(), ProgramError> {
+pub(super) fn reaches_memory<L: ClusterLayout, C: Cluster>(
+    cluster: &C,
+) -> Result<(), ProgramError> {
     run(cluster, NOBODY, async |fabric| {
         for number in 0..fabric.memory_servers() {
             let probe = Request::<L>::from(PoolRequest::Usage).encode();

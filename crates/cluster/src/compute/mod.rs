@@ -91,8 +91,8 @@ pub struct ComputeServerOptions {
     pub boundaries: Vec<String>,
     /// The address to serve metrics on, if any.
     pub metrics: Option<SocketAddr>,
-    /// Whether it takes over the keys of dead compute servers, and others its own; if unset, where
-    /// that is possible.
+    /// Whether it takes over the keys of dead compute servers, and others its own; if unset, it
+    /// does not.
     pub takeover: Option<bool>,
     /// How long it may answer after the posting of its latest answered probe of a memory server.
     pub right: Duration,
@@ -227,8 +227,7 @@ fn await_settings(
                 let acknowledge = options.cache.acknowledge;
                 settings::check_acknowledge(acknowledge, transport, index)?;
                 let asked = options.takeover;
-                let takes_over =
-                    settings::takes_over(asked, acknowledge, index, compute_servers)?;
+                let takes_over = settings::takes_over(asked, acknowledge, index, compute_servers)?;
                 return Ok(Some((settings.layout()?, settings.index, takes_over)));
             }
             Ok(None) => "waiting for the cluster's settings".to_owned(),
@@ -640,17 +639,13 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> ComputeProgram<'_, L, D> {
         });
         let takeovers = takeovers.transpose()?;
         let tally = Arc::clone(&self.watched.tally);
-        let threads = GenerationThreads::start(
-            &self.crew,
-            server,
-            &cluster,
-            (&store, takeovers),
-            tally,
-        )?;
+        let threads =
+            GenerationThreads::start(&self.crew, server, &cluster, (&store, takeovers), tally)?;
         if self.takes_over {
             // Its endpoints are open: the fence of a later takeover cuts them off (over.T3).
             let record = records::get::<MapRecord>(&*self.catalog, &self.keys.map())?;
-            let state = record.map(|(record, _)| record.state::<L>().map_err(because)).transpose()?;
+            let state =
+                record.map(|(record, _)| record.state::<L>().map_err(because)).transpose()?;
             if state.is_none_or(|state| threads.shared.server.lost_keys_by(&state)) {
                 threads.stop();
                 return failed("others took the keys over while this server was starting");

@@ -88,8 +88,7 @@ fn end_life<L: ClusterLayout, D: ClusterDesign<L>>(
 
 impl<L: ClusterLayout> HostContext<L> {
     fn registered(&mut self) -> Option<BTreeSet<u16>> {
-        let found: Vec<ComputeRecord> =
-            records::list(&*self.catalog, &self.compute_prefix).ok()?;
+        let found: Vec<ComputeRecord> = records::list(&*self.catalog, &self.compute_prefix).ok()?;
         for record in &found {
             if record.right_ms == Some(self.right_ms) {
                 self.others.remove(&record.number);

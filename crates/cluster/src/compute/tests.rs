@@ -159,7 +159,8 @@ impl<D: Tested<ServerOptions: Clone + Sync + Send>> Provider for Tiers<D> {
             };
             let crew = WorkerThreads::start(socket, &token, config).unwrap();
             let threads =
-                GenerationThreads::start(&crew, (server, ()), &memory, (&store, None), tally).unwrap();
+                GenerationThreads::start(&crew, (server, ()), &memory, (&store, None), tally)
+                    .unwrap();
             crew.serve(Some(&threads));
             compute.push(ComputeServerHere { crew, threads: Some(threads) });
         }

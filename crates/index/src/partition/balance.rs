@@ -114,8 +114,7 @@ impl<K: Clone + Ord> BalancePolicy<K> {
         }
         self.loads = loads;
         let spares = (0..self.loads.len() as u16).filter(|server| !map.owners().contains(server));
-        let takes_part =
-            |server: &u16| self.options.uses_spares || self.returned.contains(server);
+        let takes_part = |server: &u16| self.options.uses_spares || self.returned.contains(server);
         let returned = spares.clone().filter(|server| self.returned.contains(server)).count();
         let spare = spares.clone().find(takes_part);
         let takes_part = match self.options.uses_spares {

@@ -179,7 +179,8 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
     /// dead. A life looks once more when all of its endpoints are open, before it serves: the fence
     /// of a later takeover cuts them off (over.T3).
     pub fn lost_keys_by(&self, state: &MapState<OwnedKey<L>>) -> bool {
-        if state.moving.as_ref().is_some_and(|pending| pending.dead && pending.from == self.number) {
+        if state.moving.as_ref().is_some_and(|pending| pending.dead && pending.from == self.number)
+        {
             return true;
         }
         let (owns, held) = (state.map.range_of(self.number), self.state.range());

@@ -22,9 +22,7 @@
 
 use super::transfer::fence_and_wait;
 use super::{MapState, MapStore, PendingMove, PutOutcome, Worker};
-use crate::{
-    IndexError, OwnedRange, PartIndex, PartPool, PartState, Partitioned, ValueForm,
-};
+use crate::{IndexError, OwnedRange, PartIndex, PartPool, PartState, Partitioned, ValueForm};
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::rules;
@@ -370,10 +368,11 @@ mod tests {
         MapState { moving, ..settled(owners) }
     }
 
-    /// A view of servers that were all there at 0, and of which these were left at 1,000.
+    /// A view of servers that were all there at 0, before the pending move, and of which these were
+    /// left at 1,000.
     fn view(state: &MapState<u64>, were: u16, left: &[u16]) -> LivenessView {
         let mut view = LivenessView::new(RIGHT, 0);
-        view.note(state, (0..were).collect(), 0);
+        view.note(&MapState::settled(state.map.clone()), (0..were).collect(), 0);
         view.note(state, left.iter().copied().collect(), 1_000);
         view
     }

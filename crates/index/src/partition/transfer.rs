@@ -268,7 +268,10 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
     }
 
     /// Switches to a map, which may give this server more keys than it serves.
-    pub(super) async fn adopt(&self, map: &super::PartitionMap<OwnedKey<L>>) -> Result<(), IndexError> {
+    pub(super) async fn adopt(
+        &self,
+        map: &super::PartitionMap<OwnedKey<L>>,
+    ) -> Result<(), IndexError> {
         let (server, index) = (self.server(), self.index());
         if map.epoch() <= server.epoch() {
             return Ok(());

@@ -59,9 +59,9 @@ impl LivenessList {
         let is_there = |changes: &Vec<(u64, bool)>| {
             changes.iter().rfind(|(ns, _)| *ns <= at_ns).is_some_and(|(_, there)| *there)
         };
-        let there = (0..).zip(&*changes).filter(|(server, changes)| {
-            is_there(changes) && !is_suspected(*server)
-        });
+        let there = (0..)
+            .zip(&*changes)
+            .filter(|(server, changes)| is_there(changes) && !is_suspected(*server));
         there.map(|(server, _)| server).collect()
     }
 }
