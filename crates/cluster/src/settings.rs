@@ -102,8 +102,8 @@ pub fn check_acknowledge(
 /// Whether compute servers take over the keys of dead ones, which they do if it was `asked` for.
 ///
 /// # Errors
-/// [`ConfigError::Settings`] if it was asked for where it is not possible: with answers that a death
-/// can lose, and without another compute server.
+/// [`ConfigError::Settings`] if it was asked for where it is not possible: with answers that a
+/// death can lose, and without another compute server.
 pub fn takes_over(
     asked: Option<bool>,
     acknowledge: AcknowledgeName,

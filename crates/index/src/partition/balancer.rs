@@ -67,7 +67,8 @@ pub struct Balancer<'a, T: BalanceTarget> {
     policy: BalancePolicy<T::Key>,
     /// The owners of keys when one of them did not answer.
     missed: Vec<u16>,
-    /// Those of them whose keys others have taken over, and for how many windows each has been back.
+    /// Those of them whose keys others have taken over, and for how many windows each has been
+    /// back.
     lost: BTreeMap<u16, u64>,
 }
 

@@ -1,8 +1,8 @@
 //! The right to answer, which a compute server needs where another one may take its keys over.
 //!
-//! *Invariant* over.T2 (`docs/internals/takeover.md`): an answer leaves only if the right still held
-//! after everything that the answer reports was read. An answered probe proves that at its posting
-//! its memory server had not been fenced off, so the right counts from the posting.
+//! *Invariant* over.T2 (`docs/internals/takeover.md`): an answer leaves only if the right still
+//! held after everything that the answer reports was read. An answered probe proves that at its
+//! posting its memory server had not completed a fence, so the right counts from the posting.
 //!
 //! *Thread safety*: any number of threads.
 

@@ -228,9 +228,9 @@ pub async fn end_dead_incarnation<D: Partitioned, F: Fabric, L: Layout, V: Value
 }
 
 impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
-    /// Probes every memory server by itself, so that one that does not answer does not end the right
-    /// to answer. Returns at once where keys are not taken over. One task of a compute server is
-    /// enough.
+    /// Probes every memory server by itself, so that one that does not answer does not end the
+    /// right to answer. Returns at once where keys are not taken over. One task of a compute server
+    /// is enough.
     pub async fn keep_right(&self, ended: &dyn Fn() -> bool) {
         let Some(right) = self.server().right() else { return };
         let fabric = self.fabric();
