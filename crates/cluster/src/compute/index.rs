@@ -9,11 +9,10 @@ use crate::config::ConfigError;
 use crate::error::ProgramError;
 use crate::layouts::ClusterLayout;
 use farleaf_fabric::sync::{Mutex, lock};
-use farleaf_fabric::{AnyFabric, Cluster, Fabric, ServerId};
+use farleaf_fabric::{AnyFabric, Cluster};
 use farleaf_index::partition::{self, DeadServer, PartitionMap};
 use farleaf_index::{Design, IndexError, ValueForm};
 use farleaf_page::OwnedKey;
-use farleaf_pool::wire::{PoolRequest, Request};
 
 /// The compute server number used by endpoints that manage the whole index; no server has it.
 const NOBODY: u16 = 0x7ffe;
@@ -81,11 +80,10 @@ pub(super) fn begin_incarnation<L: ClusterLayout, D: ClusterDesign<L>, C: Cluste
     let store = Mutex::new(store.clone());
     let map = run(cluster, NOBODY, async |fabric| {
         let store = lock(&store).clone();
-        partition::begin_incarnation(&fabric, &store, compute_server).await
-    })?;
-    // Once more behind the put: it cuts off a taker of the former life (over.T3).
-    run(cluster, NOBODY, async |fabric| {
-        partition::fence_former_incarnation(&fabric, compute_server).await
+        let map = partition::begin_incarnation(&fabric, &store, compute_server).await?;
+        // Once more behind the put: it cuts off a taker of the former life (over.T3).
+        partition::fence_former_incarnation(&fabric, compute_server).await?;
+        Ok(map)
     })?;
     let range = &map.range_of(compute_server);
     run(cluster, compute_server, async |fabric| {
@@ -111,11 +109,5 @@ pub(super) fn end_dead_incarnation<L: ClusterLayout, D: ClusterDesign<L>, C: Clu
 pub(super) fn reaches_memory<L: ClusterLayout, C: Cluster>(
     cluster: &C,
 ) -> Result<(), ProgramError> {
-    run(cluster, NOBODY, async |fabric| {
-        for number in 0..fabric.memory_servers() {
-            let probe = Request::<L>::from(PoolRequest::Usage).encode();
-            fabric.call(ServerId::new(number), probe).await?;
-        }
-        Ok(())
-    })
+    run(cluster, NOBODY, async |fabric| partition::probe_all::<L>(&fabric).await)
 }

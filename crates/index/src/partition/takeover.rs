@@ -20,6 +20,7 @@
 //!
 //! *Thread safety*: [`next`] is pure; the rest belongs to its endpoint's thread.
 
+use super::probe::{probe, probe_all};
 use super::transfer::fence_and_wait;
 use super::{MapState, MapStore, PendingMove, PutOutcome, Worker};
 use crate::{IndexError, OwnedRange, PartIndex, PartPool, PartState, Partitioned, ValueForm};
@@ -27,7 +28,6 @@ use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::rules;
 use farleaf_page::{Layout, OwnedKey};
-use farleaf_pool::wire::{PoolRequest, Request};
 use futures_util::future::LocalBoxFuture;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -208,10 +208,7 @@ pub async fn end_dead_incarnation<D: Partitioned, F: Fabric, L: Layout, V: Value
 ) -> Result<(), IndexError> {
     // Connected everywhere before the record is read: a fence that follows a later put cuts this
     // endpoint off (over.T3).
-    for number in 0..fabric.memory_servers() {
-        let probe = Request::<L>::from(PoolRequest::Usage).encode();
-        fabric.call(ServerId::new(number), probe).await?;
-    }
+    probe_all::<L>(&fabric).await?;
     let pool = D::open_pool::<F, L>(fabric.clone()).await?;
     let is_pending = |state: &MapState<OwnedKey<L>>| {
         state.moving.as_ref().is_some_and(|moving| moving.dead && moving.id == dead.move_id)
@@ -237,8 +234,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         let probes = (0..fabric.memory_servers()).map(ServerId::new).map(async |server| {
             while !ended() {
                 let posted_ns = fabric.now_ns();
-                let probe = Request::<L>::from(PoolRequest::Usage).encode();
-                if fabric.call(server, probe).await.is_ok() {
+                if probe::<L, _>(fabric, server).await.is_ok() {
                     right.renew(posted_ns);
                 }
                 fabric.sleep(right.probe_interval_ns()).await;

@@ -13,6 +13,7 @@
 
 use super::compute_server::{HaltOutcome, Incarnation, OperationInFlight, ResumeRight};
 use super::part::OwnerHandle;
+use super::probe::{probe, probe_all};
 use super::router::behind;
 use super::{ComputeServer, MapStore, PartitionMap, PutOutcome, SampledLoad};
 use crate::CacheCounters;
@@ -27,8 +28,8 @@ use farleaf_page::rules;
 use farleaf_page::{EditAnswer, Layout, LeafEdit, OwnedKey, OwnedValue};
 use farleaf_pool::remote::RemoteError;
 use farleaf_pool::wire::{
-    ClientRequest, ClientResponse, ErrorCode, NO_LOAD, PoolRequest, RecordRoom, Refusal, Reply,
-    Request, SCAN_REPLY_RECORDS,
+    ClientRequest, ClientResponse, ErrorCode, NO_LOAD, RecordRoom, Refusal, Reply,
+    SCAN_REPLY_RECORDS,
 };
 use std::cell::Cell;
 use std::rc::Rc;
@@ -112,10 +113,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         let incarnation = server.incarnation(&fabric);
         if server.right().is_some() {
             // Connected now, so that a later fence cuts this endpoint off (over.T3).
-            for number in 0..fabric.memory_servers() {
-                let probe = Request::<L>::from(PoolRequest::Usage).encode();
-                fabric.call(ServerId::new(number), probe).await?;
-            }
+            probe_all::<L>(&fabric).await?;
         }
         let pool = D::open_pool(fabric).await?;
         let part = OwnerHandle::open(server, &pool, server.sampled_one_in()).await?;
@@ -191,9 +189,7 @@ impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {
         while !ended() {
             let round = detector.begin_round();
             let servers = (0..fabric.memory_servers()).map(ServerId::new);
-            let asked = servers
-                .map(|server| fabric.call(server, Request::<L>::from(PoolRequest::Usage).encode()));
-            let answers = all(asked).await;
+            let answers = all(servers.map(|server| probe::<L, _>(fabric, server))).await;
             answers.iter().filter_map(|answer| answer.as_ref().err()).for_each(|error| {
                 detector.learn(error);
             });

@@ -10,11 +10,12 @@ use super::{ProcessRun, sibling};
 use crate::form::IndexForm;
 use crate::process_spec::TakeoverSpec;
 use farleaf_fabric::sync::{Mutex, lock};
-use farleaf_fabric::{AnyFabric, Fabric, ServerId};
+use farleaf_fabric::{AnyFabric, Fabric};
 use farleaf_index::IndexError;
-use farleaf_index::partition::{DeadServer, TakeoverHost, TakeoverOptions, end_dead_incarnation};
+use farleaf_index::partition::{
+    DeadServer, TakeoverHost, TakeoverOptions, end_dead_incarnation, probe_all,
+};
 use farleaf_page::{NamedLayout, OwnedKey};
-use farleaf_pool::wire::{PoolRequest, Request};
 use futures_util::future::LocalBoxFuture;
 use rand::RngExt;
 use std::collections::BTreeSet;
@@ -105,13 +106,7 @@ impl<L: NamedLayout, V: IndexForm<L>> TakeoverHost<OwnedKey<L>> for SimTakeoverH
     fn reaches_memory(&self) -> LocalBoxFuture<'_, bool> {
         Box::pin(async {
             let fabric = self.run.as_compute_server(&sibling(&self.fabric, self.run.nobody()));
-            for number in 0..fabric.memory_servers() {
-                let probe = Request::<L>::from(PoolRequest::Usage).encode();
-                if fabric.call(ServerId::new(number), probe).await.is_err() {
-                    return false;
-                }
-            }
-            true
+            probe_all::<L>(&fabric).await.is_ok()
         })
     }
 }
