@@ -7,7 +7,7 @@ use crate::catalog::{Catalog, CatalogError};
 use crate::config::ConfigError;
 use crate::error::ProgramError;
 use crate::records::{self, CatalogKeys, IndexName, PoolTransport, SettingsRecord};
-use farleaf_dex::cache::AcknowledgeName;
+use farleaf_index::AcknowledgeName;
 
 /// Returns the cluster's settings. If there are none yet, writes `mine`.
 ///
@@ -78,25 +78,28 @@ pub fn check_compute_number(number: u16, made_with: u16) -> Result<(), ConfigErr
 }
 
 /// Refuses `--acknowledge written` where the death of a compute server could still lose answered
-/// changes: with an LSM index, whose MemTables are not logged, and over transports on which a WRITE
-/// can stop half-way, because leaves are not logged.
+/// changes: with DEX over transports on which a WRITE can stop half-way, because leaves are not
+/// logged. The batches of an LSM index's log have sums.
 ///
 /// # Errors
-/// [`ConfigError::Settings`] if the cluster has such an index or transport.
+/// [`ConfigError::Settings`] if the cluster has such an index and transport.
 pub fn check_acknowledge(
     acknowledge: AcknowledgeName,
     transport: PoolTransport,
     index: IndexName,
 ) -> Result<(), ConfigError> {
-    let needs = match (acknowledge, transport, index) {
-        (AcknowledgeName::Cached, ..) => return Ok(()),
-        (_, _, IndexName::Dlsm) => "--index dex: the MemTables of dlsm are not logged",
-        (_, PoolTransport::Tcp, _) => return Ok(()),
-        (_, PoolTransport::Shm | PoolTransport::Verbs, _) => {
-            "--transport tcp: elsewhere a compute server that dies can leave a leaf half written"
+    match (acknowledge, transport, index) {
+        (AcknowledgeName::Cached, ..) | (_, PoolTransport::Tcp, _) | (_, _, IndexName::Dlsm) => {
+            Ok(())
         }
-    };
-    Err(ConfigError::Settings(format!("--acknowledge written needs {needs}")))
+        (_, PoolTransport::Shm | PoolTransport::Verbs, IndexName::Dex) => {
+            Err(ConfigError::Settings(
+                "--acknowledge written needs --transport tcp or --index dlsm: elsewhere a compute \
+                 server that dies can leave a leaf half written"
+                    .to_owned(),
+            ))
+        }
+    }
 }
 
 /// Whether compute servers take over the keys of dead ones, which they do if it was `asked` for.
@@ -107,13 +110,11 @@ pub fn check_acknowledge(
 pub fn takes_over(
     asked: Option<bool>,
     acknowledge: AcknowledgeName,
-    index: IndexName,
     compute_servers: u16,
 ) -> Result<bool, ConfigError> {
-    let needs = match (acknowledge, index) {
-        (_, IndexName::Dlsm) => Some("--index dex: the MemTables of dlsm are not logged"),
-        (AcknowledgeName::Cached, _) => {
-            Some("--acknowledge written: a dead server's cache is lost with its changes")
+    let needs = match acknowledge {
+        AcknowledgeName::Cached => {
+            Some("--acknowledge written: a dead server's memory is lost with its changes")
         }
         _ if compute_servers < 2 => Some("at least two compute servers"),
         _ => None,
@@ -148,20 +149,19 @@ mod tests {
     #[test]
     fn takeovers_are_on_where_they_are_possible_and_asked_for() {
         let (cached, written) = (AcknowledgeName::Cached, AcknowledgeName::Written);
-        let takes = |asked, level, index, servers| {
-            takes_over(asked, level, index, servers).map_err(|error| error.to_string())
+        let takes = |asked, level, servers| {
+            takes_over(asked, level, servers).map_err(|error| error.to_string())
         };
-        assert_eq!(takes(None, written, IndexName::Dex, 2), Ok(false));
-        assert_eq!(takes(Some(true), written, IndexName::Dex, 2), Ok(true));
-        assert_eq!(takes(Some(false), written, IndexName::Dex, 2), Ok(false));
-        assert_eq!(takes(None, cached, IndexName::Dex, 2), Ok(false));
-        assert_eq!(takes(None, written, IndexName::Dex, 1), Ok(false));
-        for (level, index, servers, needs) in [
-            (cached, IndexName::Dex, 2, "--acknowledge written"),
-            (cached, IndexName::Dlsm, 2, "--index dex"),
-            (written, IndexName::Dex, 1, "at least two compute servers"),
+        assert_eq!(takes(None, written, 2), Ok(false));
+        assert_eq!(takes(Some(true), written, 2), Ok(true));
+        assert_eq!(takes(Some(false), written, 2), Ok(false));
+        assert_eq!(takes(None, cached, 2), Ok(false));
+        assert_eq!(takes(None, written, 1), Ok(false));
+        for (level, servers, needs) in [
+            (cached, 2, "--acknowledge written"),
+            (written, 1, "at least two compute servers"),
         ] {
-            let refusal = takes(Some(true), level, index, servers).unwrap_err();
+            let refusal = takes(Some(true), level, servers).unwrap_err();
             assert!(refusal.contains(&format!("--takeover on needs {needs}")), "{refusal}");
         }
     }
@@ -175,8 +175,7 @@ mod tests {
         for transport in [PoolTransport::Tcp, PoolTransport::Shm, PoolTransport::Verbs] {
             assert_eq!(check(cached, transport, IndexName::Dex), Ok(()));
             assert_eq!(check(cached, transport, IndexName::Dlsm), Ok(()));
-            let refusal = check(written, transport, IndexName::Dlsm).unwrap_err();
-            assert!(refusal.contains("--acknowledge written needs --index dex"), "{refusal}");
+            assert_eq!(check(written, transport, IndexName::Dlsm), Ok(()));
         }
         assert_eq!(check(written, PoolTransport::Tcp, IndexName::Dex), Ok(()));
         let refusal = check(written, PoolTransport::Shm, IndexName::Dex).unwrap_err();

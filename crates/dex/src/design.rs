@@ -57,6 +57,7 @@ impl Partitioned for Dex {
 
     fn start<L: Layout>(
         options: &CacheOptions,
+        _number: u16,
         range: OwnedRange<OwnedKey<L>>,
         memory: Arc<MemoryUse>,
     ) -> Result<DexServer<L>, IndexError> {

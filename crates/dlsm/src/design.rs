@@ -75,7 +75,7 @@ impl Dlsm {
                 ));
             }
         }
-        Ok(DlsmIndex::new(compute, extents))
+        Ok(DlsmIndex::new(compute, extents, None))
     }
 
     /// Takes over the tree of a process that has ended, for the process of `compute`, and opens all

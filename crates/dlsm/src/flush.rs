@@ -40,6 +40,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             // From here on, no more versions appear in the MemTable (Q7).
             self.until_settled(last).await?;
         }
+        self.until_flushable(last).await?;
         self.shard.space.turn_to_flush();
         let tables = match self.write_memtable(ranges.clone(), oldest).await {
             // Tables that other shards have returned may have freed memory: try again.

@@ -10,8 +10,10 @@ use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
 use farleaf_page::{Layout, LengthError};
+use farleaf_pool::remote::WalWriter;
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
+use std::rc::Rc;
 
 /// Maximum time that an operation waits for others, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
@@ -31,11 +33,17 @@ pub struct DlsmIndex<F: Fabric, L: Layout> {
     pub(super) extents: ExtentClient<F, L>,
     /// The epoch in which its compute server has joined the process; 0 if in none.
     pub(super) joined: Cell<u64>,
+    /// The write-ahead log of the compute server, if it has one.
+    pub(super) log: Option<Rc<WalWriter<F, L>>>,
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    pub(super) fn new(shard: &Arc<LsmShard>, extents: ExtentClient<F, L>) -> Self {
-        Self { shard: Arc::clone(shard), extents, joined: Cell::new(0) }
+    pub(super) fn new(
+        shard: &Arc<LsmShard>,
+        extents: ExtentClient<F, L>,
+        log: Option<Rc<WalWriter<F, L>>>,
+    ) -> Self {
+        Self { shard: Arc::clone(shard), extents, joined: Cell::new(0), log }
     }
 
     /// The tree, for tests and tools.

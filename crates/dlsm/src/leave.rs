@@ -9,12 +9,13 @@
 //!    outcome is settled.
 //! 4. All extents that are in no table come back: of tables that were given up, after resets of
 //!    their connections, and of merge jobs, after their close.
-//! 5. The directory ends the epoch.
+//! 5. A barrier ends the records of the shard's keys in the write-ahead log.
+//! 6. The directory ends the epoch.
 //!
-//! Whatever fails before step 5 leaves the process with the shard. If the outcome of step 5 is not
+//! Whatever fails before step 6 leaves the process with the shard. If the outcome of step 6 is not
 //! known, the process asks again before it opens the shard from the directory, in a later epoch.
 //!
-//! A shard is divided while no process has it: step 5 then begins another shard in the same
+//! A shard is divided while no process has it: step 6 then begins another shard in the same
 //! change, and the process opens both from the directory.
 //!
 //! *Invariants* (`docs/internals/lsm-tree.md`)
@@ -95,6 +96,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if settles {
             self.until_landed().await?;
         }
+        self.end_records().await?;
         editing.leaves();
         let told = match division {
             None => self.tell_left(&editing).await,

@@ -48,9 +48,9 @@ mod sequence;
 mod shard;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod shard_tests;
-mod signal;
 mod table_writer;
 mod version;
+mod wal;
 mod write;
 mod writers;
 

@@ -2,8 +2,8 @@
 //!
 //! *Thread safety*: that of the handle.
 
-use super::MemTable;
 use super::handle::DlsmIndex;
+use super::memtable::MemTable;
 use super::shard::{LsmShard, TreeRight};
 use super::table_writer::{SsTableWriter, refused};
 use super::version::{SsTable, TreeChange};
@@ -19,12 +19,6 @@ use farleaf_pool::wire::Refusal;
 /// A bulk load needs an empty tree.
 const NOT_EMPTY: IndexError =
     IndexError::Refused { server: ROOT_SERVER, refusal: Refusal::NotEmpty };
-
-fn is_empty(table: &MemTable) -> bool {
-    let mut cursor = table.cursor(u64::MAX);
-    cursor.seek_first();
-    cursor.key().is_none()
-}
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Waits for `right`, which `begin` takes. Background tasks leave the right to a waiting call.
@@ -51,7 +45,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             let version = self.shard.pin();
             (Arc::clone(&version.active), version.immutables.first().cloned())
         };
-        let newest = if is_empty(&active) {
+        let newest = if active.is_empty() {
             closed
         } else {
             self.replace(&active).await?;
@@ -69,6 +63,14 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 Some(flushing) => _ = self.flush_oldest(&flushing).await?,
                 None => wait.for_change(&self.shard, seen).await?,
             }
+        }
+    }
+
+    /// Flushes everything, if a MemTable has records with numbers up to `number`.
+    pub(super) async fn flush_up_to(&self, number: u64) -> Result<(), IndexError> {
+        match self.shard.oldest_unflushed() {
+            Some(first) if first <= number => self.flush_everything().await,
+            _ => Ok(()),
         }
     }
 
@@ -96,6 +98,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let _flushing = self.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
         let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
         self.settle_change().await?;
+        self.end_records().await?;
         self.check_no_records()?;
         // One number for all: they become visible together. Later versions are newer.
         let mut loader = SsTableLoader::new(self, self.shard.sequences.take());
@@ -130,7 +133,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Fails if the tree has versions of any key. The caller has the rights to flush and to merge.
     pub(super) fn check_no_records(&self) -> Result<(), IndexError> {
         let version = self.shard.pin();
-        match version.tables().next().is_none() && version.memtables().all(|table| is_empty(table))
+        match version.tables().next().is_none() && version.memtables().all(|table| table.is_empty())
         {
             true => Ok(()),
             false => Err(NOT_EMPTY),

@@ -4,7 +4,7 @@
 
 use super::MemTableOptions;
 use super::place::CompactionPlace;
-use farleaf_index::{IndexError, OptionSchema, design_options};
+use farleaf_index::{AcknowledgeName, IndexError, OptionSchema, design_options};
 use farleaf_page::table::{IndexKind, MAX_RUNS};
 
 /// Maximum number of level-0 tables that a compaction in pieces takes: each keeps an extent until
@@ -47,6 +47,12 @@ design_options! {
         pub most_hidden: u64 = 512, in 1..=u64::MAX;
         /// Where compactions run.
         pub merges: CompactionPlace = CompactionPlace::default();
+        /// When changes are answered: when they are in a MemTable, or when they are in the
+        /// write-ahead log. Only compute servers of an index of shards have a log.
+        pub acknowledge: AcknowledgeName = AcknowledgeName::default();
+        /// Size of the ring that each thread of a compute server has in the write-ahead log, in
+        /// bytes. 0 for twice the size of the MemTables that take writes, at most 16 MiB.
+        pub log_ring_bytes: u64 = 0, in 0..=1_073_741_824;
         /// Whether writers take turns in a queue, as those of RocksDB. For comparisons: only the
         /// simulator makes them wait.
         pub write_queue: bool = false;

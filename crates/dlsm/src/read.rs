@@ -6,6 +6,7 @@
 use super::SearchKey;
 use super::handle::DlsmIndex;
 use super::version::{SsTable, TreeVersion};
+use super::wal::number_of;
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
@@ -28,12 +29,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             searched += 1;
             table.newest(&search)
         });
-        let value = newest.map(|newest| newest.value());
+        let (number, value) = (number_of(newest.as_ref()), newest.map(|newest| newest.value()));
         for _ in 0..searched {
             self.fabric().charge(Work::SearchMemTable).await;
         }
         match value {
-            Some(value) => Ok(value),
+            Some(value) => {
+                self.until_version_durable(number).await?;
+                Ok(value)
+            }
             None => self.value_in_tables(&version, key).await,
         }
     }

@@ -398,6 +398,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if !self.fabric().breaks(SCANS_SETTLED) {
             self.until_settled(bound).await?;
         }
+        self.until_seen_durable(bound).await?;
         Ok(ScanView { bound, _snapshot: snapshot })
     }
 

@@ -24,7 +24,6 @@ use super::gate::TreeGate;
 use super::lent::SharedSsTables;
 use super::needs::TreeNeeds;
 use super::place::{CompactionCosts, CompactionPlace};
-use super::signal::ChangeSignal;
 use super::version::{Intake, SsTable, SwitchOutcome, TreeChange, TreeVersion};
 use super::writers::IdleWriters;
 use super::{DlsmOptions, MemTable, MemTableError, MemTableOptions, Sequences};
@@ -32,6 +31,7 @@ use crate::remote::{ExtentLease, ExtentSpace, ExtentUsage, JobId};
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, Region, ServerId};
 use farleaf_page::table::{KeyBuf, MAX_KEY_BYTES, SsTableClip, SsTableMeta};
+use farleaf_pool::remote::ChangeSignal;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The sizes of the MemTable of a tree that is not open.
@@ -373,6 +373,13 @@ impl LsmShard {
     pub fn ranges(&self) -> Vec<(u64, Option<u64>)> {
         let version = self.pin();
         version.memtables().map(|table| (table.first(), table.last())).collect()
+    }
+
+    /// The first number that its oldest MemTable with records may hold. `None` if all are empty.
+    pub(super) fn oldest_unflushed(&self) -> Option<u64> {
+        let version = self.pin();
+        let memtables = version.immutables.iter().rev().chain([&version.active]);
+        memtables.into_iter().find(|table| !table.is_empty()).map(|table| table.first())
     }
 
     /// The extents that no table has, by number, ascending.

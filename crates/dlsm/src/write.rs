@@ -5,6 +5,7 @@
 use super::handle::DlsmIndex;
 use super::memtable::{EditStep, MemTable, MemTableEdit};
 use super::version::{Intake, SwitchOutcome};
+use super::wal::record_of;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Section, Work};
 use farleaf_index::{EditAction, EditAnswer, IndexError, LeafEdit};
@@ -20,7 +21,8 @@ enum WriteStep {
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Executes an operation that may change its key.
+    /// Executes an operation that may change its key. Where there is a log, the caller has reserved
+    /// room for its record.
     pub(super) async fn change(
         &self,
         edit: LeafEdit<&[u8], &[u8]>,
@@ -30,6 +32,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if let EditAction::CompareExchange(expected, _) = action {
             options.check(key.len(), expected.len())?;
         }
+        let (record, mut linked) = (record_of(key, &action), None);
         let mut edit = MemTableEdit::new(key, action, options)?;
         if self.shard.options.write_queue {
             self.fabric().charge(Work::Enter(Section::WriteQueue)).await;
@@ -55,7 +58,12 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                         // The write has its number. In the simulator, other writers can overtake it
                         // here.
                         self.fabric().charge(Work::ChangeNode).await;
-                        pending.link()
+                        pending.link_and(|number| {
+                            linked = Some(number);
+                            if let Some(log) = &self.log {
+                                log.append(number, &record);
+                            }
+                        })
                     }
                     EditStep::Done(answer) => break WriteStep::Ended(answer),
                     EditStep::NeedBelow => break WriteStep::Below,
@@ -71,7 +79,15 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 }
             };
             match next {
-                WriteStep::Ended(answer) => return Ok(answer),
+                WriteStep::Ended(answer) => {
+                    drop((version, writer)); // others need what they hold
+                    match linked {
+                        Some(number) => self.until_answerable(number).await?,
+                        // Whatever it has seen has a number by now.
+                        None => self.until_seen_durable(self.shard.sequences.latest()).await?,
+                    }
+                    return Ok(answer);
+                }
                 WriteStep::Below => {
                     if !self.fabric().breaks(BELOW_SETTLED) {
                         self.until_settled(table.first() - 1).await?; // Q5

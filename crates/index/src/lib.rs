@@ -7,6 +7,7 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+mod acknowledge;
 mod admin;
 mod bulk;
 mod by_name;
@@ -27,6 +28,7 @@ mod reshape;
 pub mod together;
 mod values;
 
+pub use acknowledge::AcknowledgeName;
 pub use admin::{Background, IndexAdmin};
 pub use bulk::{AscendingCheck, check_fill};
 pub use by_name::{ByName, NamesOfLayout, Naming};

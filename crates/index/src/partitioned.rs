@@ -34,7 +34,7 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
     /// Options of a new index.
     type Options<L: Layout>: PartitionOptions<OwnedKey<L>, ServerOptions = Self::ServerOptions>;
     /// Options of one compute server.
-    type ServerOptions;
+    type ServerOptions: Clone + Send + Sync + 'static;
     /// State that the threads of one compute server share.
     type State<L: Layout>: PartState<OwnedKey<L>>;
     /// Access to the index in the memory pool over one endpoint.
@@ -60,6 +60,7 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
     /// [`IndexError::InvalidArgument`] if the memory that the options ask for cannot be allocated.
     fn start<L: Layout>(
         options: &Self::ServerOptions,
+        number: u16,
         range: OwnedRange<OwnedKey<L>>,
         memory: Arc<MemoryUse>,
     ) -> Result<Self::State<L>, IndexError>;
@@ -74,6 +75,21 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
         _pool: &Self::Pool<F, L>,
     ) -> Result<(), IndexError> {
         Ok(())
+    }
+
+    /// Brings what the former life of a compute server had answered, and held outside the pool, back
+    /// from its log. The life has ended ([`PartPool::end_former_incarnation`]), and nobody serves
+    /// `range` yet. Can be repeated. Nothing by default: where there is no log.
+    ///
+    /// # Errors
+    /// [`IndexError`]; the log is as it was then.
+    fn recover<F: Fabric, L: Layout>(
+        _pool: &Self::Pool<F, L>,
+        _options: &Self::ServerOptions,
+        _compute_server: u16,
+        _range: &OwnedRange<OwnedKey<L>>,
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
     }
 
     /// Opens a handle on a compute server's part of the index.

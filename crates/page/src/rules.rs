@@ -167,6 +167,13 @@ rules! {
     MAPS_COVERED: "flushes_known_owners", "client.N5", "A flush covers every owner of a map that was not older than any when it began.";
     INCARNATIONS_COMPARED: "believes_other_incarnations", "client.N6", "A flush believes only the incarnation that has acknowledged the changes.";
     TICKETS_CLOSED: "asks_again_blindly", "offload.O1", "An offloaded change of unknown outcome is retried only after its ticket was closed.";
+    // The write-ahead log.
+    LOG_SPACE_TOLD: "overwrites_its_log", "log.L4", "The space of a record in the log is used again only when a durable batch has told that the record is in the pool.";
+    ANSWERS_AWAIT_LOG: "answers_before_log", "log.L1", "With `acknowledge = written`, a change is answered only when its record and all earlier ones are durable.";
+    READS_AWAIT_LOG: "reads_unlogged", "ack.A1", "With `acknowledge = written`, a lookup or scan that has seen a change is answered only when its record is durable.";
+    FLUSHES_AWAIT_LOG: "flushes_unlogged", "log.L5", "A MemTable is flushed only once its records are durable, so that no older record of a key outlives a newer one in a table.";
+    LEAVERS_END_RECORDS: "leaves_records", "log.L5", "A process that leaves a range of keys first ends its records of it by a barrier.";
+    LOG_ENDS_LAST: "ends_its_log_early", "log.L7", "A dead life's log is ended only after its records are in tables.";
     // dLSM.
     FLUSHES_SETTLED: "flushes_unsettled", "memtable.Q7", "A MemTable is flushed only once all its numbers are settled.";
     BELOW_SETTLED: "decides_unsettled", "memtable.Q5", "An operation looks below a MemTable only once all older ones are settled.";

@@ -82,6 +82,11 @@ fn requests() -> Vec<(Request<Fixed8>, &'static str)> {
         (PoolRequest::EndLease { owner: key }.into(), "2d8877665544332211"),
         (PoolRequest::ListLeases.into(), "2e"),
         (
+            PoolRequest::LogRing { compute_server: 0x0403, ring: 0x0201, bytes: value }.into(),
+            "35030401020807060504030201",
+        ),
+        (PoolRequest::LogRings { compute_server: 0x0201 }.into(), "360102"),
+        (
             PoolRequest::AllocateChunk { bytes: value, token: 7 }.into(),
             "0908070605040302010700000000000000",
         ),

@@ -29,6 +29,7 @@ use farleaf_fabric::{AnyFabric, Cluster, Fabric, GlobalAddr, Provider};
 use farleaf_history::ClientAction;
 use farleaf_history::checker::{CheckVerdict, check_all_kept, check_kept, values_written};
 use farleaf_index::OwnedRange;
+use farleaf_dex::cache::CacheOptions;
 use farleaf_index::partition::{ComputePool, end_former_incarnation, fence_former_incarnation};
 use farleaf_index::{
     AnyCompute, Background, ByName, Design, IndexAdmin, IndexError, RangeIndex, ScanRequest,
@@ -48,10 +49,14 @@ type CrashCluster<L> = SimCluster<MemoryServer<L>>;
 ///
 /// The compute servers of these scenarios share a process, so each endpoint may write nodes of all
 /// of them, and the next incarnation mends nodes of all keys.
-async fn begin_incarnation<L: Layout>(fabric: &impl Fabric, server: u16) -> Result<(), IndexError> {
+async fn begin_incarnation<L: Layout>(
+    fabric: &impl Fabric,
+    options: &CacheOptions,
+    server: u16,
+) -> Result<(), IndexError> {
     fence_former_incarnation(fabric, server).await?;
     let all_keys = OwnedRange { low: L::min_key(), high: None };
-    end_former_incarnation::<Dex, _, L>(fabric.clone(), server, &all_keys).await
+    end_former_incarnation::<Dex, _, L>(fabric.clone(), options, server, &all_keys).await
 }
 
 /// State shared by all rounds of a run.
@@ -59,6 +64,8 @@ struct CrashRun<'a, L: Layout> {
     scenario: &'a Scenario,
     seed: u64,
     inspector: InspectedPool<L>,
+    /// The caches of the compute servers.
+    cache: CacheOptions,
 }
 
 /// Runs all rounds and adds their histories to `board`.
@@ -74,7 +81,8 @@ where
     let pool = <Dex as Design<L>>::compute(&options);
     let mut pool = pool.map_err(|error| format!("cannot set up the compute side: {error}"))?;
     let cluster = sim_config(scenario, &mut workload::rng(seed, 0)).start(servers.clone());
-    let run = CrashRun { scenario, seed, inspector: InspectedPool::new(&servers, scenario) };
+    let (inspector, cache) = (InspectedPool::new(&servers, scenario), options.cache);
+    let run = CrashRun { scenario, seed, inspector, cache };
     let mut rng = workload::rng(seed, u64::MAX / 7);
     let mut found = AuditedContents { contents: BTreeMap::new(), damaged: BTreeSet::new() };
     if scenario.workload.load == LoadSpec::Bulk {
@@ -371,7 +379,7 @@ impl<L: SimulatedLayout> CrashRun<'_, L> {
             fabric.sleep(fabric.random() % MAX_DEATH_NS).await;
         }
         for server in reborn {
-            if let Err(error) = begin_incarnation::<L>(&fabric, *server).await {
+            if let Err(error) = begin_incarnation::<L>(&fabric, &self.cache, *server).await {
                 board.report(format!("compute server {server} cannot restart: {error}"));
             }
         }
@@ -413,7 +421,7 @@ impl<L: SimulatedLayout> CrashRun<'_, L> {
         let pools = &pools;
         let outcome = sim.run(&[self.observer()], async |fabric, _| {
             for server in servers {
-                let begun = begin_incarnation::<L>(&fabric, *server).await;
+                let begun = begin_incarnation::<L>(&fabric, &self.cache, *server).await;
                 begun
                     .map_err(|error| format!("compute server {server} cannot restart: {error}"))?;
             }

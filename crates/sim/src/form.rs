@@ -214,8 +214,9 @@ impl<L: SimulatedLayout> IndexForm<L> for InShards {
     ) -> Result<(), IndexError> {
         for server in reader.servers() {
             let range = reader.map().range_of(server.number());
-            end_former_incarnation::<ShardedDlsm, _, L>(fabric.clone(), server.number(), &range)
-                .await?;
+            let options = &reader.options().server;
+            let (fabric, number) = (fabric.clone(), server.number());
+            end_former_incarnation::<ShardedDlsm, _, L>(fabric, options, number, &range).await?;
         }
         Ok(())
     }

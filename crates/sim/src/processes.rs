@@ -747,8 +747,8 @@ impl<L: NamedLayout, V: IndexForm<L>> ProcessRun<'_, L, V> {
             fence_former_incarnation(&nobody, number).await?;
         }
         let mine = self.as_compute_server(&sibling(fabric, number));
-        end_former_incarnation::<V::Design, _, L>(mine.clone(), number, &map.range_of(number))
-            .await?;
+        let (of_server, range) = (self.options.server(), map.range_of(number));
+        end_former_incarnation::<V::Design, _, L>(mine.clone(), of_server, number, &range).await?;
         let server = ComputeServer::start(number, self.options.server(), map)?;
         let takeover = self.spec.takeover.as_ref().map(TakeoverSpec::options);
         let server = server.sampling(self.options.balance().one_in).taking_over(takeover);

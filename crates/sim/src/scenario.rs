@@ -7,12 +7,12 @@ use crate::process_spec::MAX_THREADS;
 pub use crate::process_spec::{DeathSpec, ProcessesSpec, TakeoverSpec};
 use crate::registry::SCENARIOS;
 use farleaf_dex::DexOptions;
-use farleaf_dex::cache::{AcknowledgeName, CacheOptions};
+use farleaf_dex::cache::{CacheOptions};
 use farleaf_dlsm::{DlsmOptions, MemTableOptions};
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};
 use farleaf_index::option_schema::{deserialize_onto, serialize_onto};
-use farleaf_index::{BalanceOptions, OptionSchema};
+use farleaf_index::{AcknowledgeName, BalanceOptions, OptionSchema};
 use farleaf_page::rules::{KnownRule, RULES};
 use farleaf_trees::chime::ChimeOptions;
 use farleaf_trees::coarse::CoarseScheme;
@@ -623,6 +623,7 @@ impl Scenario {
     pub(crate) fn acknowledges_written(&self) -> bool {
         match &self.design {
             DesignSpec::Dex { tree, .. } => tree.cache.acknowledge == AcknowledgeName::Written,
+            DesignSpec::Dlsm { tree, .. } => tree.acknowledge == AcknowledgeName::Written,
             _ => false,
         }
     }

@@ -3,7 +3,8 @@
 //! All providers open endpoints of one type, so each design is compiled once for all of them, as in
 //! the programs.
 
-use farleaf_dex::cache::{AcknowledgeName, AdmissionName, CacheOptions, OffloadName};
+use farleaf_index::AcknowledgeName;
+use farleaf_dex::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::AnyConfig;

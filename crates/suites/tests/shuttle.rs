@@ -12,7 +12,7 @@
 #![cfg(shuttle)]
 
 use farleaf_dex::cache::{
-    AcknowledgeName, AdmissionName, CacheOptions, FrameCache, FrameId, FrameState, MappedNode,
+    AdmissionName, CacheOptions, FrameCache, FrameId, FrameState, MappedNode,
     is_clean,
 };
 use farleaf_dex::{Dex, DexOptions};
@@ -24,7 +24,7 @@ use farleaf_fabric::{
 };
 use farleaf_index::CacheCounters;
 use farleaf_index::partition::{ComputePool, RoutedIndex};
-use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex, ScanRequest};
+use farleaf_index::{AcknowledgeName, Design, Exchange, IndexAdmin, RangeIndex, ScanRequest};
 use farleaf_page::rules::KnownRule;
 use farleaf_page::{Fixed8, Layout};
 use farleaf_pool::server::{MemoryServer, MemoryServerConfig};

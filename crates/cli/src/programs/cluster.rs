@@ -8,6 +8,7 @@ use super::{
 };
 use anyhow::Context;
 use clap::Args;
+use farleaf_index::AcknowledgeName;
 use farleaf_bench::InputError;
 use farleaf_bench::input::{CsvOptions, sample};
 use farleaf_cluster::balance::balance_until;
@@ -20,7 +21,7 @@ use farleaf_cluster::stop::StopSignal;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
 use farleaf_command_line::{units, usage};
-use farleaf_dex::cache::{AcknowledgeName, CacheOptions};
+use farleaf_dex::cache::{CacheOptions};
 use farleaf_dlsm::{DlsmOptions, MAX_SHARDS};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -200,18 +201,22 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
     let BlockSettings { inline_bytes, cache_percent } = arguments.blocks.settings();
     compute_flags.extend(flag("--inline-bytes", inline_bytes));
     compute_flags.extend(flag("--block-cache-percent", cache_percent));
-    let mut cached = CacheOptions { acknowledge: arguments.acknowledge, ..Default::default() };
-    arguments.options.apply(&mut cached, &mut DlsmOptions::default())?;
+    let mut cache = CacheOptions { acknowledge: arguments.acknowledge, ..Default::default() };
+    let mut tree = DlsmOptions { acknowledge: arguments.acknowledge, ..Default::default() };
+    arguments.options.apply(&mut cache, &mut tree)?;
     compute_flags.extend(arguments.options.set.iter().flat_map(|change| flag("--set", change)));
     let index = arguments.layout.index;
     if index == IndexName::Dex && (arguments.shards > 1 || arguments.most_shards > 0) {
         return usage("--shards and --most-shards are for --index dlsm");
     }
-    if let Err(refusal) = check_acknowledge(cached.acknowledge, arguments.transport, index) {
+    let acknowledge = match index {
+        IndexName::Dex => cache.acknowledge,
+        IndexName::Dlsm => tree.acknowledge,
+    };
+    if let Err(refusal) = check_acknowledge(acknowledge, arguments.transport, index) {
         return usage(refusal.to_string());
     }
-    let takes_over =
-        takes_over(arguments.takeover, cached.acknowledge, index, arguments.compute_servers);
+    let takes_over = takes_over(arguments.takeover, acknowledge, arguments.compute_servers);
     let takes_over = match takes_over {
         Ok(takes_over) => takes_over,
         Err(refusal) => return usage(refusal.to_string()),

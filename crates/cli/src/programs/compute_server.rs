@@ -5,10 +5,11 @@ use super::{
     CommonOptions, DEFAULT_CACHE, OptionArguments, WRITE_BACK_MS, address, duration, on_off,
 };
 use clap::Args;
+use farleaf_index::AcknowledgeName;
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::compute::{self, ComputeServerOptions};
 use farleaf_command_line::units;
-use farleaf_dex::cache::{AcknowledgeName, CacheOptions, OffloadName};
+use farleaf_dex::cache::{CacheOptions, OffloadName};
 use farleaf_dlsm::DlsmOptions;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -116,7 +117,7 @@ pub(crate) fn run(arguments: ComputeServerArguments) -> anyhow::Result<()> {
         write_back_ns: u64::from(arguments.write_back_ms) * 1_000_000,
         ..CacheOptions::default()
     };
-    let mut tree = DlsmOptions::default();
+    let mut tree = DlsmOptions { acknowledge: arguments.acknowledge, ..DlsmOptions::default() };
     arguments.options.apply(&mut cache, &mut tree)?;
     let options = ComputeServerOptions {
         number: arguments.number,

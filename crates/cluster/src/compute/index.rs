@@ -68,10 +68,10 @@ pub(super) fn adopt<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
 }
 
 /// Ends the previous life of this compute server, if it had one, so that a new life can begin.
-/// Returns the map to serve by.
+/// Returns the map to serve by. `options` are those of the new life.
 pub(super) fn begin_incarnation<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
     cluster: &C,
-    compute_server: u16,
+    (compute_server, options): (u16, &D::ServerOptions),
     store: &CatalogMap<L>,
 ) -> Result<PartitionMap<OwnedKey<L>>, ProgramError> {
     run(cluster, NOBODY, async |fabric| {
@@ -87,7 +87,7 @@ pub(super) fn begin_incarnation<L: ClusterLayout, D: ClusterDesign<L>, C: Cluste
     })?;
     let range = &map.range_of(compute_server);
     run(cluster, compute_server, async |fabric| {
-        partition::end_former_incarnation::<D, _, L>(fabric, compute_server, range).await
+        partition::end_former_incarnation::<D, _, L>(fabric, options, compute_server, range).await
     })?;
     Ok(map)
 }
@@ -95,13 +95,14 @@ pub(super) fn begin_incarnation<L: ClusterLayout, D: ClusterDesign<L>, C: Cluste
 /// Ends the life of a dead compute server on behalf of its taker.
 pub(super) fn end_dead_incarnation<L: ClusterLayout, D: ClusterDesign<L>, C: Cluster>(
     cluster: &C,
+    options: &D::ServerOptions,
     store: &CatalogMap<L>,
     dead: &DeadServer<OwnedKey<L>>,
 ) -> Result<(), ProgramError> {
     let store = Mutex::new(store.clone());
     run(cluster, dead.number, async |fabric| {
         let store = lock(&store).clone();
-        partition::end_dead_incarnation::<D, _, L, D::Values>(fabric, &store, dead).await
+        partition::end_dead_incarnation::<D, _, L, D::Values>(fabric, options, &store, dead).await
     })
 }
 

@@ -98,6 +98,16 @@ pub struct ComputeServerOptions {
     pub right: Duration,
 }
 
+impl ComputeServerOptions {
+    /// When it answers changes of an index of this design.
+    fn acknowledge(&self, index: IndexName) -> AcknowledgeName {
+        match index {
+            IndexName::Dex => self.cache.acknowledge,
+            IndexName::Dlsm => self.tree.acknowledge,
+        }
+    }
+}
+
 /// Poll interval of the catalog.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How long to wait for the server's number and for the catalog, beyond the lease term.
@@ -224,10 +234,10 @@ fn await_settings(
             Ok(Some((settings, _))) => {
                 settings::check_compute_number(options.number, settings.compute_servers)?;
                 let SettingsRecord { transport, index, compute_servers, .. } = settings;
-                let acknowledge = options.cache.acknowledge;
+                let acknowledge = options.acknowledge(index);
                 settings::check_acknowledge(acknowledge, transport, index)?;
                 let asked = options.takeover;
-                let takes_over = settings::takes_over(asked, acknowledge, index, compute_servers)?;
+                let takes_over = settings::takes_over(asked, acknowledge, compute_servers)?;
                 return Ok(Some((settings.layout()?, settings.index, takes_over)));
             }
             Ok(None) => "waiting for the cluster's settings".to_owned(),
@@ -620,9 +630,10 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> ComputeProgram<'_, L, D> {
         }
         let store = CatalogMap::start(Arc::clone(&self.catalog), &self.keys, generation)?;
         let cluster = reach::connect(settings.transport, memory, &self.token, self.options)?;
-        let map = index::begin_incarnation::<L, D, _>(&cluster, self.options.number, &store)?;
         let (of_server, values) = D::server(self.options).map_err(because)?;
-        let server = ComputeServer::start(self.options.number, &of_server, map).map_err(because)?;
+        let number = self.options.number;
+        let map = index::begin_incarnation::<L, D, _>(&cluster, (number, &of_server), &store)?;
+        let server = ComputeServer::start(number, &of_server, map).map_err(because)?;
         // Otherwise it would find this out while it opens the index, and begin lives for ever.
         index::check_part::<L, D, _>(&cluster, server.state())?;
         index::adopt::<L, D, _>(&cluster, self.options.number, &values)?;
@@ -635,7 +646,8 @@ impl<L: ClusterLayout, D: ClusterDesign<L>> ComputeProgram<'_, L, D> {
         let takeovers = takeover.map(|_| {
             let (catalog, right_ms) = (Arc::clone(&self.catalog), right_ms(self.options));
             let memory = Arc::clone(&cluster);
-            TakeoverThread::start::<D>(catalog, &self.keys, memory, store.clone(), right_ms)
+            let own = (right_ms, of_server.clone());
+            TakeoverThread::start::<D>(catalog, &self.keys, memory, store.clone(), own)
         });
         let takeovers = takeovers.transpose()?;
         let tally = Arc::clone(&self.watched.tally);

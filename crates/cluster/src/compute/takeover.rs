@@ -38,7 +38,9 @@ struct HostContext<L> {
 }
 
 type HostCall<L> = Box<dyn FnOnce(&mut HostContext<L>) + Send>;
-type EndLife<L> = fn(&HostContext<L>, &DeadServer<OwnedKey<L>>) -> Result<(), ProgramError>;
+type EndLife<L> = Arc<
+    dyn Fn(&HostContext<L>, &DeadServer<OwnedKey<L>>) -> Result<(), ProgramError> + Send + Sync,
+>;
 
 /// The thread that works for takeovers, for one generation of the index.
 pub(super) struct TakeoverThread<L: ClusterLayout> {
@@ -56,14 +58,18 @@ impl<L: ClusterLayout> TakeoverThread<L> {
         keys: &CatalogKeys,
         cluster: Arc<MemoryCluster>,
         store: CatalogMap<L>,
-        right_ms: u32,
+        (right_ms, options): (u32, D::ServerOptions),
     ) -> Result<Self, ProgramError> {
         let (compute_prefix, others) = (keys.compute_prefix(), BTreeSet::new());
         let mut context = HostContext { catalog, compute_prefix, cluster, store, right_ms, others };
         let (calls, waiting) = channel::<HostCall<L>>();
         let run = move || waiting.into_iter().for_each(|call| call(&mut context));
         start_thread("takeovers".to_owned(), run).map_err(super::because)?;
-        Ok(Self { calls: Mutex::new(calls), end_life: end_life::<L, D> })
+        let end_life: EndLife<L> = Arc::new(move |context, dead| {
+            let HostContext { cluster, store, .. } = context;
+            index::end_dead_incarnation::<L, D, _>(&**cluster, &options, store, dead)
+        });
+        Ok(Self { calls: Mutex::new(calls), end_life })
     }
 
     async fn call<T: Send + 'static>(
@@ -77,13 +83,6 @@ impl<L: ClusterLayout> TakeoverThread<L> {
         lock(&self.calls).send(call).ok()?;
         receiver.await.ok()
     }
-}
-
-fn end_life<L: ClusterLayout, D: ClusterDesign<L>>(
-    context: &HostContext<L>,
-    dead: &DeadServer<OwnedKey<L>>,
-) -> Result<(), ProgramError> {
-    index::end_dead_incarnation::<L, D, _>(&*context.cluster, &context.store, dead)
 }
 
 impl<L: ClusterLayout> HostContext<L> {
@@ -114,7 +113,7 @@ impl<L: ClusterLayout> TakeoverHost<OwnedKey<L>> for TakeoverThread<L> {
         &self,
         dead: DeadServer<OwnedKey<L>>,
     ) -> LocalBoxFuture<'_, Result<(), IndexError>> {
-        let end_life = self.end_life;
+        let end_life = Arc::clone(&self.end_life);
         Box::pin(async move {
             tracing::warn!("compute server {} is dead: taking over its keys", dead.number);
             match self.call(move |context| end_life(context, &dead)).await {

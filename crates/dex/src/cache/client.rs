@@ -13,13 +13,13 @@
 
 use super::transfers::{DependentFrame, UnresolvedFrame};
 use super::{
-    AcknowledgeName, AttachOutcome, CoolOutcome, CoolingName, FrameCache, FrameId, FreeFrame,
+    AttachOutcome, CoolOutcome, CoolingName, FrameCache, FrameId, FreeFrame,
     LeafAdmission, MappedNode, MovingAverage, OffloadMark, OffloadName, OptimisticRef,
     RemoteIoMark, Restart, UnwrittenChange, is_clean, mark_clean,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Section, ServerId, Work};
-use farleaf_index::{CacheCounters, LiveCounters, OwnedRange, Ownership};
+use farleaf_index::{AcknowledgeName, CacheCounters, LiveCounters, OwnedRange, Ownership};
 use farleaf_page::rules;
 use farleaf_page::{
     DescentProbe, FencePosition, Layout, LeafOutcome, OwnedKey, Page, PageWords, slot_range,

@@ -5,7 +5,7 @@ use super::{
     AdmissionPolicy, ClockVictims, Cooling, CoolingMap, CoolingQueue, FixedAdmission,
     LeafAdmission, ProbabilisticAdmission, RandomVictims, UnusedVictims, VictimPolicy,
 };
-use farleaf_index::{DEFAULT_CACHE_BYTES, UnknownName, design_options, named, named_option};
+use farleaf_index::{AcknowledgeName, DEFAULT_CACHE_BYTES, UnknownName, design_options, named, named_option};
 use std::fmt;
 use std::str::FromStr;
 
@@ -116,19 +116,6 @@ pub enum WriteBackName {
 }
 
 named!(WriteBackName, "words or pages", { Words: "words", Pages: "pages", });
-
-/// When a change is answered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AcknowledgeName {
-    /// When it is in the cache. The death of the compute server loses changes that were not written
-    /// back yet.
-    #[default]
-    Cached,
-    /// When it is in the pool. The death of the compute server loses nothing that was answered.
-    Written,
-}
-
-named!(AcknowledgeName, "cached or written", { Cached: "cached", Written: "written", });
 
 /// A scan READs at most one leaf per this many frames at a time.
 const FRAMES_PER_LEAF_AHEAD: u32 = 8;

@@ -272,6 +272,13 @@ impl MemTable {
         self.list.arena().taken_bytes()
     }
 
+    /// Whether the table has no version.
+    pub fn is_empty(&self) -> bool {
+        let mut cursor = self.cursor(u64::MAX);
+        cursor.seek_first();
+        cursor.key().is_none()
+    }
+
     /// Whether the table may have versions of `key`. False only if it has none.
     pub fn may_hold(&self, key: &SearchKey) -> bool {
         self.filter.may_hold(key.hash())
@@ -399,6 +406,12 @@ impl PendingVersion<'_> {
 
     /// Links the version, if it belongs to the table and still follows the one that was seen.
     pub fn link(self) -> LinkOutcome {
+        self.link_and(|_| ())
+    }
+
+    /// As [`Self::link`]. Passes the number of the linked version to `linked` before the number is
+    /// settled.
+    pub fn link_and(self, linked: impl FnOnce(u64)) -> LinkOutcome {
         let Self { table, announcement, version, blank, number, node, seen, kind } = self;
         if !table.range.admits(number, announcement.sequences()) {
             return LinkOutcome::Closed;
@@ -408,6 +421,7 @@ impl PendingVersion<'_> {
             return LinkOutcome::Changed;
         }
         *blank = None;
+        linked(number);
         LinkOutcome::Done(number)
         // The announcement is withdrawn here, after the version is linked (Q1).
     }

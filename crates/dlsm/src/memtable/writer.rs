@@ -31,6 +31,14 @@ impl MemTableWriter {
         self.seat.sequences()
     }
 
+    /// Takes a number that belongs to no version, and passes it to `act` before it is settled.
+    pub(crate) fn number(&mut self, act: impl FnOnce(u64)) -> u64 {
+        let announcement = self.seat.announce();
+        let number = announcement.take();
+        act(number);
+        number
+    }
+
     /// Resets the fields that refer to a MemTable other than `table`.
     #[inline]
     pub(super) fn turn_to(&mut self, table: u64) {

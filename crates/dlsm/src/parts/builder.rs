@@ -125,6 +125,7 @@ impl LoadedSsTables {
             let flushing = tree.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
             let merging = tree.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
             tree.settle_change().await?;
+            tree.end_records().await?;
             tree.check_no_records()?;
             rights.insert(tree.shard.id, (*tree, flushing, merging));
         }

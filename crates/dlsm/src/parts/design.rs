@@ -3,6 +3,7 @@
 use super::options::{DlsmServerOptions, ShardedOptions};
 use super::part::DlsmPart;
 use super::pool::DlsmPool;
+use super::recovery::recover;
 use super::server::DlsmServer;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
@@ -47,10 +48,11 @@ impl Partitioned for ShardedDlsm {
     /// The trees are made when the first handle is opened. All memory servers are used.
     fn start<L: Layout>(
         options: &DlsmServerOptions,
+        number: u16,
         range: OwnedRange<OwnedKey<L>>,
         _memory: Arc<MemoryUse>,
     ) -> Result<DlsmServer<L>, IndexError> {
-        DlsmServer::new(options, range)
+        DlsmServer::new(options, number, range)
     }
 
     fn check_part<F: Fabric, L: Layout>(
@@ -58,6 +60,15 @@ impl Partitioned for ShardedDlsm {
         pool: &DlsmPool<F, L>,
     ) -> Result<(), IndexError> {
         pool.tell(state)
+    }
+
+    fn recover<F: Fabric, L: Layout>(
+        pool: &DlsmPool<F, L>,
+        options: &DlsmServerOptions,
+        compute_server: u16,
+        range: &OwnedRange<OwnedKey<L>>,
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        recover(pool, options, compute_server, range)
     }
 
     async fn open_part<F: Fabric, L: Layout>(

@@ -7,7 +7,8 @@
 //!
 //! ```text
 //! design ─▶ pool ─▶ builder ─▶ opened ─▶ part ─▶ server ─▶ shard_map    a compute server's part
-//!    └────▶ options ◀──────────────────────────────┘
+//!    ├────▶ options ◀──────────────────────────────┘
+//!    └────▶ recovery ─▶ part                         what a dead life had in its log
 //! ```
 //!
 //! [`farleaf_index::partition`] makes it a [`farleaf_index::Design`], and provides compute servers
@@ -19,6 +20,7 @@ mod opened;
 mod options;
 mod part;
 mod pool;
+mod recovery;
 mod server;
 mod shard_map;
 

@@ -15,6 +15,11 @@ const FILTER_PART: u64 = 128;
 /// Minimum number of extents in a chunk of a small shard. Chunks stay with their shard, so a mostly
 /// empty one keeps memory from others.
 const MIN_CHUNK_EXTENTS: u64 = 4;
+/// The smallest ring of a write-ahead log, and the largest one that options without a size lead to.
+const MIN_RING_BYTES: u64 = 4 << 10;
+const MAX_RING_BYTES: u64 = 16 << 20;
+/// A ring has at most one of this many parts of the pool.
+const RING_PARTS: u64 = 64;
 /// MemTables have whole pages.
 const PAGE_BYTES: u64 = 4_096;
 
@@ -85,6 +90,20 @@ impl DlsmServerOptions {
             options.memtable.filter_bytes = filter_bytes(options.memtable.bytes as u64);
         }
         Ok(options)
+    }
+
+    /// The size of the rings of the write-ahead log of a compute server that begins with `shards`
+    /// trees, in bytes. A ring holds at least two of the longest records.
+    pub(super) fn ring_bytes(&self, pool_bytes: u64, shards: usize) -> Result<u64, IndexError> {
+        let tree = self.of_each(shards)?;
+        let longest = self.longest_value.unwrap_or(tree.memtable.most_value_bytes()) as u64;
+        let least = (longest * 4 + MIN_RING_BYTES).next_multiple_of(PAGE_BYTES);
+        let usual = 2 * tree.memtable.bytes as u64 * shards.max(1) as u64;
+        let wanted = match tree.log_ring_bytes {
+            0 => usual.min(MAX_RING_BYTES).min(pool_bytes / RING_PARTS),
+            bytes => bytes,
+        };
+        Ok(wanted.max(least) / PAGE_BYTES * PAGE_BYTES)
     }
 
     /// Whether each of `shards` trees takes values of `value_bytes` bytes.

@@ -14,15 +14,15 @@ use farleaf_fabric::sync::Arc;
 use farleaf_index::together::{all, join};
 use farleaf_index::{CacheCounters, OwnedRange};
 use farleaf_index::{
-    EditAnswer, Encoded, IndexError, KeyedRecords, LeafEdit, PartIndex, PartState, ReleasedKeys,
-    ScanRequest,
+    EditAction, EditAnswer, Encoded, IndexError, KeyedRecords, LeafEdit, PartIndex, PartState,
+    ReleasedKeys, ScanRequest,
 };
 use farleaf_page::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
 use farleaf_page::table::KeyBuf;
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
-use farleaf_pool::remote::{RemoteError, RpcClient};
+use farleaf_pool::remote::{RemoteError, RpcClient, WalRecord, WalRoom, WalWriter};
 use farleaf_pool::wire::Refusal;
-use std::cell::{OnceCell, Ref, RefCell};
+use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::ops::Bound;
 use std::rc::Rc;
 
@@ -43,6 +43,12 @@ pub(super) struct PartTrees<F: Fabric, L: Layout> {
     /// A handle of each tree that it has used, by number. They stay, so that others can refer to
     /// them.
     handles: Box<[TreeHandle<F, L>]>,
+    /// The write-ahead log, if answers wait for it.
+    pub(super) log: Option<Rc<WalWriter<F, L>>>,
+    /// Whether a task flushes so that the log gets room.
+    relieves: Cell<bool>,
+    /// Tasks in the background that do so.
+    relievers: Cell<usize>,
 }
 
 /// A handle of a tree, once it has been used.
@@ -58,11 +64,16 @@ pub struct DlsmPart<F: Fabric, L: Layout> {
 pub(super) type EnteredTree<'t, F, L> = (&'t DlsmIndex<F, L>, TreeVisit<'t>);
 
 impl<F: Fabric, L: Layout> PartTrees<F, L> {
-    pub(super) fn new(fabric: F, server: &Arc<DlsmServer<L>>) -> Self {
+    pub(super) fn new(
+        fabric: F,
+        server: &Arc<DlsmServer<L>>,
+        log: Option<Rc<WalWriter<F, L>>>,
+    ) -> Self {
         let owned = server.owned();
         let handles = (0..MAX_SHARDS).map(|_| OnceCell::new()).collect();
         let map = RefCell::new((owned.changes, owned.map));
-        Self { fabric, server: Arc::clone(server), map, handles }
+        let (relieves, relievers) = (Cell::new(false), Cell::new(0));
+        Self { fabric, server: Arc::clone(server), map, handles, log, relieves, relievers }
     }
 
     /// The current shard map. It stays valid for every shard that the caller has entered.
@@ -76,7 +87,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     }
 
     /// The handle of a tree that the compute server owns, or has owned.
-    fn tree(&self, shard: usize) -> Result<&DlsmIndex<F, L>, RemoteError> {
+    pub(super) fn tree(&self, shard: usize) -> Result<&DlsmIndex<F, L>, RemoteError> {
         let handle = &self.handles[shard];
         if let Some(tree) = handle.get() {
             return Ok(tree);
@@ -84,7 +95,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         let shard = self.server.tree(shard)?;
         let chunk_bytes = shard.options.chunk_bytes;
         let extents = ExtentClient::new(self.fabric.clone(), &shard.space, chunk_bytes);
-        Ok(handle.get_or_init(|| Box::new(DlsmIndex::new(&shard, extents))))
+        Ok(handle.get_or_init(|| Box::new(DlsmIndex::new(&shard, extents, self.log.clone()))))
     }
 
     /// Enters the tree of a shard that the compute server owns. Until the visit ends, the shard is
@@ -137,7 +148,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
 
     /// Asks the directories which shards splits have created (L5). `ended` is the number of a split
     /// that had ended before, if there was one.
-    async fn look_for_splits(&self, ended: Option<u64>) -> Result<(), RemoteError> {
+    pub(super) async fn look_for_splits(&self, ended: Option<u64>) -> Result<(), RemoteError> {
         let rpc = RpcClient::<F, L>::new(self.fabric.clone());
         Ok(self.server.learn_divisions(&divided_shards(&rpc).await?, ended)?)
     }
@@ -210,7 +221,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     /// Runs `work` on all trees that this process has opened, also on those that it is about to
     /// leave, whichever thread has opened them: they may have MemTables (L6). Returns the first
     /// failure.
-    async fn on_all<'t, Fut: Future<Output = Result<(), IndexError>>>(
+    pub(super) async fn on_all<'t, Fut: Future<Output = Result<(), IndexError>>>(
         &'t self,
         work: impl Fn(&'t DlsmIndex<F, L>) -> Fut,
     ) -> Result<(), RemoteError> {
@@ -241,6 +252,68 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         Ok(outcomes.into_iter().collect::<Result<(), _>>()?)
     }
 
+    /// Room in the log for the record of a change. `None` where there is no log, and for an
+    /// operation that changes nothing.
+    pub(super) async fn room_for(
+        &self,
+        edit: &LeafEdit<&L::Key, &L::Value>,
+    ) -> Result<Option<WalRoom<'_>>, RemoteError> {
+        let Some(log) = self.log.as_ref().filter(|_| edit.changes()) else { return Ok(None) };
+        let key = edit.key.encoded();
+        let value = match edit.action {
+            EditAction::Get | EditAction::Remove => None,
+            EditAction::Insert(value)
+            | EditAction::Update(value)
+            | EditAction::Upsert(value)
+            | EditAction::CompareExchange(_, value) => Some(value.encoded()),
+        };
+        let value = value.as_ref().map(AsRef::as_ref).unwrap_or_default();
+        let record = WalRecord::Put { key: key.as_ref(), value };
+        let mut began_ns = None;
+        loop {
+            let seen = log.changes();
+            let is_relieved = self.relievers.get() > 0;
+            if !is_relieved && log.pressed().is_some() {
+                self.relieve().await?;
+            }
+            if let Some(room) = log.reserve(&record)? {
+                return Ok(Some(room));
+            }
+            let began_ns = *began_ns.get_or_insert_with(|| self.fabric.now_ns());
+            log.until_progress(seen, began_ns).await?;
+        }
+    }
+
+    /// Flushes what keeps more than half of this endpoint's ring of the log in use, unless another
+    /// task does.
+    async fn relieve(&self) -> Result<(), RemoteError> {
+        let Some((log, number)) = self.log.as_ref().and_then(|log| Some((log, log.pressed()?)))
+        else {
+            return Ok(());
+        };
+        if self.relieves.replace(true) {
+            return Ok(());
+        }
+        let _relieving = Relieving(&self.relieves);
+        self.on_all(|tree| tree.flush_up_to(number)).await?;
+        log.tell_low().await
+    }
+
+    /// Relieves the log, and writes what waits there although no operation does, until `ended`
+    /// returns true.
+    async fn keep_log(&self, ended: &dyn Fn() -> bool) {
+        let Some(log) = &self.log else { return };
+        self.relievers.set(self.relievers.get() + 1);
+        let _reliever = Reliever(&self.relievers);
+        while !ended() {
+            // What has failed is tried again.
+            let _ = log.write_waiting().await;
+            if self.relieve().await.is_err() || log.pressed().is_none() {
+                self.fabric.sleep(POLL_INTERVAL_NS).await;
+            }
+        }
+    }
+
     /// Flushes and merges in a tree until `is_over` returns true, once it can be opened.
     async fn work_on(&self, shard: usize, is_over: &dyn Fn() -> bool) {
         while !is_over() {
@@ -261,6 +334,24 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
 impl<F: Fabric, L: Layout> DlsmPart<F, L> {
     pub(super) fn new(part: Rc<PartTrees<F, L>>) -> Self {
         Self { part }
+    }
+}
+
+/// A task that relieves the log. Dropping it lets another one.
+struct Relieving<'p>(&'p Cell<bool>);
+
+impl Drop for Relieving<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+/// A task in the background that relieves the log when that is due.
+struct Reliever<'p>(&'p Cell<usize>);
+
+impl Drop for Reliever<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 
@@ -329,6 +420,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
         &self,
         edit: LeafEdit<&L::Key, &L::Value>,
     ) -> Result<EditAnswer<OwnedValue<L>>, RemoteError> {
+        let _room = self.part.room_for(&edit).await?;
         let (tree, _visit) = self.part.enter_of(edit.key).await?;
         Ok(tree.perform(edit).await?)
     }
@@ -390,7 +482,11 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     }
 
     async fn flush(&self) -> Result<(), RemoteError> {
-        self.part.on_all(DlsmIndex::flush_everything).await
+        self.part.on_all(DlsmIndex::flush_everything).await?;
+        match &self.part.log {
+            Some(log) => log.tell_low().await,
+            None => Ok(()),
+        }
     }
 
     /// Nothing is cached that another compute server could have changed.
@@ -422,7 +518,7 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
                 part.fabric.sleep(SETTLE_NS).await;
             }
         };
-        join(working, settling).await;
+        join(join(working, settling), part.keep_log(ended)).await;
     }
 
     fn cache_counters(&self) -> CacheCounters {

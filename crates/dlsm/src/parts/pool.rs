@@ -15,7 +15,7 @@ use farleaf_index::OwnedRange;
 use farleaf_index::together::all;
 use farleaf_index::{IndexError, PartPool, ScanRequest};
 use farleaf_page::{DesignId, Layout, OwnedKey};
-use farleaf_pool::remote::{ROOT_SERVER, RemoteError, RpcClient};
+use farleaf_pool::remote::{ROOT_SERVER, RemoteError, RpcClient, WalWriter};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -59,7 +59,13 @@ impl<F: Fabric, L: Layout> DlsmPool<F, L> {
         server: &Arc<DlsmServer<L>>,
     ) -> Result<DlsmPart<F, L>, IndexError> {
         self.tell(server)?;
-        let part = Rc::new(PartTrees::new(self.fabric.clone(), server));
+        let log = match server.log() {
+            Some((log, number)) => {
+                Some(Rc::new(WalWriter::open(self.fabric.clone(), &log, number).await?))
+            }
+            None => None,
+        };
+        let part = Rc::new(PartTrees::new(self.fabric.clone(), server, log));
         for entered in all(server.owned().shards().iter().map(|shard| part.enter(*shard))).await {
             match entered {
                 // Another handle of the process moves it, and had opened it before.
@@ -120,8 +126,8 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DlsmPool<F, L> {
         Ok(())
     }
 
-    /// Takes the shards of the range from the former incarnation, which loses what it had in
-    /// MemTables only.
+    /// Takes the shards of the range from the former incarnation. What it had in MemTables only is
+    /// lost, unless it had a log.
     async fn end_former_incarnation(
         &self,
         _compute_server: u16,

@@ -15,20 +15,23 @@
 
 use super::options::DlsmServerOptions;
 use super::shard_map::ShardMap;
+use crate::wal::LoggedTrees;
 use crate::writers::IdleWriters;
 use crate::{DlsmOptions, LsmShard};
 use farleaf_fabric::GlobalAddr;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
 use farleaf_index::OwnedRange;
-use farleaf_index::{Encoded, IndexError, PartState};
+use farleaf_index::{AcknowledgeName, Encoded, IndexError, PartState};
 use farleaf_page::{Layout, OwnedKey};
-use farleaf_pool::remote::{FailureDetector, RemoteError};
+use farleaf_pool::remote::{FailureDetector, RemoteError, Wal, WalSource};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// One compute server.
 #[derive(Debug)]
 pub struct DlsmServer<L: Layout> {
+    /// Its number in the partition map.
+    number: u16,
     /// The options as given, before they are adapted to the pool's size.
     options: DlsmServerOptions,
     detector: FailureDetector,
@@ -86,6 +89,9 @@ struct KnownShards {
     /// The options of each tree, with the smallest MemTables that it may get.
     options: DlsmOptions,
     writers: Arc<IdleWriters>,
+    /// The write-ahead log, if answers wait for it, and what the log knows of the trees.
+    log: Option<Arc<Wal>>,
+    logged: Arc<LoggedTrees>,
     /// The trees that it has, or had, by number.
     trees: BTreeMap<usize, Arc<LsmShard>>,
 }
@@ -93,10 +99,12 @@ struct KnownShards {
 impl<L: Layout> DlsmServer<L> {
     pub(super) fn new(
         options: &DlsmServerOptions,
+        number: u16,
         range: OwnedRange<OwnedKey<L>>,
     ) -> Result<Self, IndexError> {
         options.tree.check()?;
         Ok(Self {
+            number,
             options: options.clone(),
             detector: FailureDetector::default(),
             changes: AtomicU64::new(0),
@@ -128,10 +136,26 @@ impl<L: Layout> DlsmServer<L> {
         server.check(owned.len(), server.longest_value.unwrap_or(0))?;
         let options = server.smallest(owned.len())?;
         let writers = Arc::new(IdleWriters::new(options.writers));
-        let (map, trees) = (Arc::clone(map), BTreeMap::new());
-        let (dividing, divisions) = (None, 0);
-        inner.known =
-            Some(KnownShards { map, owned, dividing, divisions, server, options, writers, trees });
+        let logged = Arc::new(LoggedTrees::new(writers.sequences()));
+        let log = match options.acknowledge {
+            AcknowledgeName::Cached => None,
+            AcknowledgeName::Written => {
+                let ring_bytes = server.ring_bytes(pool_bytes, owned.len())?;
+                Some(Arc::new(Wal::new(Arc::clone(&logged) as Arc<dyn WalSource>, ring_bytes)))
+            }
+        };
+        inner.known = Some(KnownShards {
+            map: Arc::clone(map),
+            owned,
+            dividing: None,
+            divisions: 0,
+            server,
+            options,
+            writers,
+            log,
+            logged,
+            trees: BTreeMap::new(),
+        });
         Ok(())
     }
 
@@ -254,8 +278,16 @@ impl<L: Layout> DlsmServer<L> {
         }
         tree.set_clip(known.map.clip(shard));
         tree.gate.set_open(true);
+        known.logged.add(&tree);
         known.trees.insert(shard, Arc::clone(&tree));
         Ok(tree)
+    }
+
+    /// Its write-ahead log, if answers wait for one, and its number. `None` before a handle was
+    /// opened.
+    pub(super) fn log(&self) -> Option<(Arc<Wal>, u16)> {
+        let inner = lock(&self.inner);
+        Some((Arc::clone(inner.known.as_ref()?.log.as_ref()?), self.number))
     }
 
     /// The numbers of the shards whose trees this process has, or had. The others have nothing
@@ -383,7 +415,7 @@ mod tests {
         let all = OwnedRange { low: 0, high: None };
         let some = OwnedRange { low: 0, high: Some(100) };
         let server =
-            &DlsmServer::<ServerTestLayout>::new(&DlsmServerOptions::default(), all.clone())
+            &DlsmServer::<ServerTestLayout>::new(&DlsmServerOptions::default(), 0, all.clone())
                 .unwrap();
         server.learn(&map, 1 << 30).unwrap();
         thread::scope(|scope| {

@@ -60,7 +60,7 @@ impl<D: Partitioned, L: Layout> ComputePool<D, L> {
     ) -> Result<Self, IndexError> {
         let servers = (0..servers).map(|number| {
             let memory = Arc::clone(&memory);
-            let state = D::start(options.server(), map.range_of(number), memory)?;
+            let state = D::start(options.server(), number, map.range_of(number), memory)?;
             Ok(Arc::new(ComputeServer::new(number, state, Arc::clone(&map))))
         });
         Ok(Self {

@@ -147,7 +147,7 @@ impl<D: Partitioned, L: Layout> ComputeServer<D, L> {
         options: &D::ServerOptions,
         map: PartitionMap<OwnedKey<L>>,
     ) -> Result<Self, IndexError> {
-        let state = D::start(options, map.range_of(number), Arc::default())?;
+        let state = D::start(options, number, map.range_of(number), Arc::default())?;
         Ok(Self::new(number, state, Arc::new(map)))
     }
 

@@ -20,10 +20,11 @@
 //!
 //! *Thread safety*: [`next`] is pure; the rest belongs to its endpoint's thread.
 
+use super::life::end_life_in;
 use super::probe::{probe, probe_all};
 use super::transfer::fence_and_wait;
 use super::{MapState, MapStore, PendingMove, PutOutcome, Worker};
-use crate::{IndexError, OwnedRange, PartIndex, PartPool, PartState, Partitioned, ValueForm};
+use crate::{IndexError, OwnedRange, PartIndex, PartState, Partitioned, ValueForm};
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::rules;
@@ -196,13 +197,15 @@ pub trait TakeoverHost<K> {
 
 /// Ends the life of a dead compute server, which is fenced at all memory servers and whose right
 /// has ended, on behalf of its taker: everything that a taker does before its put of the new map.
-/// `fabric` is an endpoint of the dead server that was opened after the fences.
+/// `fabric` is an endpoint of the dead server that was opened after the fences. `options` are those
+/// of the taker.
 ///
 /// # Errors
 /// [`IndexError::Contended`] if the record has another pending move by now; otherwise as
 /// [`PartPool::end_former_incarnation`]. It can be repeated.
 pub async fn end_dead_incarnation<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>>(
     fabric: F,
+    options: &D::ServerOptions,
     store: &dyn MapStore<OwnedKey<L>>,
     dead: &DeadServer<OwnedKey<L>>,
 ) -> Result<(), IndexError> {
@@ -217,7 +220,7 @@ pub async fn end_dead_incarnation<D: Partitioned, F: Fabric, L: Layout, V: Value
         Some((state, _)) if is_pending(&state) => {}
         _ => return Err(IndexError::Contended { retries: 0 }),
     }
-    pool.end_former_incarnation(dead.number, &dead.range).await?;
+    end_life_in::<D, F, L>(&pool, options, dead.number, &dead.range).await?;
     if !fabric.breaks(rules::DEAD_CHUNKS_STRUCK) {
         V::disown(&fabric).await?; // over.T5
     }

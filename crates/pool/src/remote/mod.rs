@@ -36,8 +36,10 @@ mod redo;
 mod rpc;
 mod settle;
 mod shares;
+mod signal;
 mod split;
 mod unreset;
+mod wal;
 
 pub use allocate::NodeAllocator;
 pub use backoff::Backoff;
@@ -59,5 +61,7 @@ pub use pages::{
 pub use pieces::{Pieces, all_done, both, pieces};
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
+pub use signal::ChangeSignal;
 pub use split::PendingSeparator;
 pub use unreset::UnendedOperation;
+pub use wal::{RecoveredWal, Wal, WalRecord, WalRoom, WalSource, WalWriter, end_wal, recover_wal};

@@ -13,6 +13,7 @@ use super::chunks::ChunkAllocator;
 use super::directory::ShardDirectory;
 use super::merges::{JobMemory, ServerCompactions, StepOutcome};
 use super::offloads::{Offloads, ScanBounds};
+use super::log_rings::LogRings;
 use super::owners::{ClientRegistry, RegisteredClient};
 use super::tree::{ServerTree, TreeLoader};
 use super::whole::WholeChunks;
@@ -102,6 +103,7 @@ pub struct MemoryServer<L: Layout> {
     latest_chunks: Mutex<VecDeque<LatestChunk>>,
     /// Chunks that are not for nodes.
     whole: Mutex<WholeChunks>,
+    log_rings: LogRings,
     /// Held while the superblock's options and root are set.
     claim: Mutex<()>,
 }
@@ -211,6 +213,7 @@ impl<L: Layout> MemoryServer<L> {
             directory: ShardDirectory::default(),
             latest_chunks: Mutex::default(),
             whole: Mutex::default(),
+            log_rings: LogRings::default(),
             claim: Mutex::new(()),
         })
     }
@@ -561,6 +564,14 @@ impl<L: Layout> MemoryServer<L> {
             PoolRequest::EndLease { owner } => {
                 lock(&self.whole).end_lease(owner);
                 Ok(Reply::Done)
+            }
+            PoolRequest::LogRing { compute_server, ring, bytes } => {
+                let ring = (compute_server, ring);
+                let (at, bytes) = self.log_rings.ring(ring, bytes, &self.chunks)?;
+                Ok(Reply::Chunk { at, bytes })
+            }
+            PoolRequest::LogRings { compute_server } => {
+                Ok(Reply::Chunks { more: false, chunks: self.log_rings.of(compute_server) })
             }
             PoolRequest::ListLeases => Ok(Reply::Leases(lock(&self.whole).leases())),
             PoolRequest::Usage => Ok(Reply::Usage(self.usage())),

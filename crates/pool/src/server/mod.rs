@@ -7,6 +7,7 @@ mod chunks;
 mod directory;
 mod epoch;
 mod loans;
+mod log_rings;
 mod memory_server;
 mod merges;
 mod nodes;

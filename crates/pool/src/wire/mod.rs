@@ -27,7 +27,9 @@ pub use front::{ClientRequest, ClientResponse, ErrorCode, MAX_VALUE_BYTES, NO_LO
 pub use merge::{CompactionRequest, EPOCH_JOBS_LOG2, LANE_JOBS_LOG2};
 pub use offload::{AskOffload, OffloadRequest, OffloadTicket, TICKETS};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
-pub use pool::{GIVE_BACK_NODES, LISTED_CHUNKS, LeaseState, MAX_LEASES, PoolRequest, Usage};
+pub use pool::{
+    GIVE_BACK_NODES, LISTED_CHUNKS, LeaseState, MAX_LEASES, MAX_RINGS, PoolRequest, Usage,
+};
 pub use reply::{Refusal, Reply};
 pub use room::RecordRoom;
 pub use tree::{SCAN_REPLY_RECORDS, TreeRequest, TreeShare};

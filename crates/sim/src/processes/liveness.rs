@@ -11,7 +11,7 @@ use crate::form::IndexForm;
 use crate::process_spec::TakeoverSpec;
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{AnyFabric, Fabric};
-use farleaf_index::IndexError;
+use farleaf_index::{IndexError, PartitionOptions};
 use farleaf_index::partition::{
     DeadServer, TakeoverHost, TakeoverOptions, end_dead_incarnation, probe_all,
 };
@@ -99,7 +99,9 @@ impl<L: NamedLayout, V: IndexForm<L>> TakeoverHost<OwnedKey<L>> for SimTakeoverH
         Box::pin(async move {
             let fabric = self.run.as_compute_server(&sibling(&self.fabric, dead.number));
             let store = self.run.store(&self.fabric);
-            end_dead_incarnation::<V::Design, _, L, V::Values>(fabric, &*store, &dead).await
+            let options = self.run.options.server();
+            end_dead_incarnation::<V::Design, _, L, V::Values>(fabric, options, &*store, &dead)
+                .await
         })
     }
 

@@ -5,13 +5,13 @@
 //! at once.
 
 use super::clients::{NOTHING, setup, spent, verbs};
-use farleaf_dex::cache::{AcknowledgeName, AdmissionName, CacheOptions};
+use farleaf_dex::cache::{AdmissionName, CacheOptions};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
 use farleaf_index::partition::ComputePool;
-use farleaf_index::{Design, EditAction, LeafEdit, RangeIndex, ScanRequest};
+use farleaf_index::{AcknowledgeName, Design, EditAction, LeafEdit, RangeIndex, ScanRequest};
 use farleaf_page::Fixed8;
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,9 +1,8 @@
-//! A signal that tasks of any thread sleep on, until a flush or a compaction has made room, or
-//! there is something to flush or to merge.
+//! A signal that tasks of any thread sleep on, until something that they wait for has changed.
 //!
 //! *Invariants*
-//! - lsm.W1. A task that read the signal's count before it looked at the tree is woken by every
-//!   change after that look: a count that has grown is noticed before the task sleeps.
+//! - lsm.W1. A task that read the signal's count before it looked at what the signal stands for is
+//!   woken by every change after that look: a count that has grown is noticed before it sleeps.
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
@@ -15,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 
 /// A count of changes, and the tasks that wait for the next one.
 #[derive(Debug, Default)]
-pub(super) struct ChangeSignal(Mutex<SignalWaiters>);
+pub struct ChangeSignal(Mutex<SignalWaiters>);
 
 #[derive(Debug, Default)]
 struct SignalWaiters {
@@ -25,12 +24,12 @@ struct SignalWaiters {
 
 impl ChangeSignal {
     /// How often it was raised.
-    pub(super) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         lock(&self.0).raised
     }
 
     /// Wakes all tasks that wait.
-    pub(super) fn raise(&self) {
+    pub fn raise(&self) {
         let asleep = {
             let mut waiting = lock(&self.0);
             waiting.raised += 1;
@@ -51,12 +50,12 @@ impl ChangeSignal {
     }
 
     /// Waits until it was raised more than `seen` times, without a timer.
-    pub(super) async fn raised(&self, seen: u64) {
+    pub async fn raised(&self, seen: u64) {
         poll_fn(|context| self.poll(seen, context)).await;
     }
 
     /// Sleeps until it was raised more than `seen` times, at most `most_ns`.
-    pub(super) async fn sleep(&self, fabric: &impl Fabric, seen: u64, most_ns: u64) {
+    pub async fn sleep(&self, fabric: &impl Fabric, seen: u64, most_ns: u64) {
         let mut timer = pin!(fabric.sleep(most_ns));
         poll_fn(|context| match self.poll(seen, context) {
             Poll::Ready(()) => Poll::Ready(()),

@@ -1,0 +1,140 @@
+//! What trees have in the write-ahead log of their compute server
+//! (`docs/internals/write-ahead-log.md`), and what waits for it.
+//!
+//! A change of a MemTable is a record, with the number of its version. Its answer waits until that
+//! number is durable, and so do lookups and scans that have seen a version in a MemTable. What is in
+//! tables is durable: a flush waits before it publishes them. A process that leaves a shard, or
+//! loads tables into it, ends the records of its keys by a barrier.
+//!
+//! *Thread safety*: that of the handle; [`LoggedTrees`] is for any number of threads.
+
+use super::handle::DlsmIndex;
+use super::shard::LsmShard;
+use super::{MemTableVersion, Sequences};
+use farleaf_fabric::Fabric;
+use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_index::{EditAction, IndexError};
+use farleaf_page::rules::{ANSWERS_AWAIT_LOG, FLUSHES_AWAIT_LOG, LEAVERS_END_RECORDS, READS_AWAIT_LOG};
+use farleaf_page::Layout;
+use farleaf_page::table::KeyBuf;
+use farleaf_pool::remote::{WalRecord, WalSource};
+use std::sync::Weak;
+
+/// The record of a change.
+pub(super) fn record_of<'r>(key: &'r [u8], action: &EditAction<&'r [u8]>) -> WalRecord<'r> {
+    match action {
+        EditAction::Get | EditAction::Remove => WalRecord::Tombstone { key },
+        EditAction::Insert(value)
+        | EditAction::Update(value)
+        | EditAction::Upsert(value)
+        | EditAction::CompareExchange(_, value) => WalRecord::Put { key, value },
+    }
+}
+
+/// The trees of a compute server, as its log knows them.
+#[derive(Debug)]
+pub(super) struct LoggedTrees {
+    sequences: Arc<Sequences>,
+    trees: Mutex<Vec<Weak<LsmShard>>>,
+}
+
+impl LoggedTrees {
+    pub(super) fn new(sequences: &Arc<Sequences>) -> Self {
+        Self { sequences: Arc::clone(sequences), trees: Mutex::default() }
+    }
+
+    pub(super) fn add(&self, tree: &Arc<LsmShard>) {
+        lock(&self.trees).push(Arc::downgrade(tree));
+    }
+}
+
+impl WalSource for LoggedTrees {
+    fn settled(&self) -> u64 {
+        self.sequences.settled()
+    }
+
+    fn low(&self) -> u64 {
+        // First the numbers: versions up to this one are linked, and a MemTable shows them.
+        let settled = self.sequences.settled();
+        let trees = lock(&self.trees);
+        let oldest = trees.iter().filter_map(|tree| tree.upgrade()?.oldest_unflushed());
+        oldest.fold(settled + 1, u64::min)
+    }
+}
+
+impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
+    /// Waits until the change with `number`, and all before it, are durable.
+    pub(super) async fn until_answerable(&self, number: u64) -> Result<(), IndexError> {
+        match &self.log {
+            Some(log) if !self.fabric().breaks(ANSWERS_AWAIT_LOG) => {
+                Ok(log.until_durable(number).await?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until what an operation has seen, which changes nothing, is durable: everything up to
+    /// `number`.
+    pub(super) async fn until_seen_durable(&self, number: u64) -> Result<(), IndexError> {
+        match &self.log {
+            Some(log) if !self.fabric().breaks(READS_AWAIT_LOG) => {
+                let waited = log.until_durable(number).await;
+                Ok(waited.map_err(|_| IndexError::Contended { retries: 0 })?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until a version that was found in a MemTable is durable.
+    #[inline]
+    pub(super) async fn until_version_durable(
+        &self,
+        version: Option<u64>,
+    ) -> Result<(), IndexError> {
+        match version {
+            Some(number) => self.until_seen_durable(number).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until the versions of a MemTable up to its last number are durable, before tables
+    /// with them are published (log.L5).
+    pub(super) async fn until_flushable(&self, last: u64) -> Result<(), IndexError> {
+        match &self.log {
+            Some(log) if !self.fabric().breaks(FLUSHES_AWAIT_LOG) => {
+                Ok(log.until_durable(last).await?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the records of the tree's keys that are in the log (log.L5). All of them are in tables,
+    /// or overwritten there, when nothing is in MemTables afterwards: the call also waits until the
+    /// versions before it are linked.
+    pub(super) async fn end_records(&self) -> Result<(), IndexError> {
+        let Some(log) = self.log.as_ref().filter(|_| !self.fabric().breaks(LEAVERS_END_RECORDS))
+        else {
+            return Ok(());
+        };
+        let clip = self.shard.clip();
+        let bytes = |key: &Option<KeyBuf>| key.as_ref().map(|key| key.key().to_vec());
+        let (low, high) = (bytes(&clip.lower).unwrap_or_default(), bytes(&clip.upper));
+        let barrier = WalRecord::Barrier { low: &low, high: high.as_deref() };
+        let began_ns = self.fabric().now_ns();
+        let _room = loop {
+            let seen = log.changes();
+            if let Some(room) = log.reserve(&barrier)? {
+                break room;
+            }
+            log.tell_low().await?;
+            log.until_progress(seen, began_ns).await?;
+        };
+        let number = self.writer().await?.number(|number| log.append(number, &barrier));
+        Ok(log.until_durable(number).await?)
+    }
+}
+
+/// The number of a version that was found.
+pub(super) fn number_of(version: Option<&MemTableVersion<'_>>) -> Option<u64> {
+    version.map(MemTableVersion::number)
+}

@@ -1,0 +1,322 @@
+//! The space of one ring: which positions are free, which batches are in it, and which records wait
+//! for a batch.
+//!
+//! *Thread safety*: belongs to one writer at a time.
+
+use super::RING_HEADER_WORDS;
+use super::batch::{BATCH_HEADER_WORDS, OpenBatch, WalRecord, seed};
+use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::sync::Arc;
+use std::collections::VecDeque;
+
+/// Maximum size of a batch of several records, in words: a buffer of an endpoint, and one of this
+/// many parts of the ring.
+const BATCH_WORDS: u64 = 512;
+const BATCH_PART: u64 = 8;
+/// Maximum number of batches of a ring that are written at the same time.
+const MAX_IN_FLIGHT: usize = 2;
+/// A ring is pressed when more than one of this many parts is in use.
+const PRESSED_PART: u64 = 2;
+/// The low is asked for again after one of this many parts of the ring.
+const LOW_PART: u64 = 64;
+
+/// A batch in the ring.
+#[derive(Debug)]
+struct LiveBatch {
+    position: u64,
+    highest: u64,
+    is_durable: bool,
+}
+
+/// A batch that has its place, and is not durable.
+#[derive(Debug)]
+struct PlacedBatch {
+    position: u64,
+    words: Arc<[u64]>,
+    numbers: (u64, u64),
+    low: u64,
+    /// Whether a task writes it.
+    is_driven: bool,
+}
+
+/// A batch to write.
+#[derive(Clone, Debug)]
+pub(super) struct BatchToWrite {
+    pub(super) position: u64,
+    pub(super) at: GlobalAddr,
+    pub(super) words: Arc<[u64]>,
+}
+
+/// One ring.
+#[derive(Debug)]
+pub(super) struct Ring {
+    pub(super) number: u16,
+    /// Of its header.
+    at: GlobalAddr,
+    /// Words for batches.
+    words: u64,
+    seed: u64,
+    /// The position of the next batch.
+    head: u64,
+    in_ring: VecDeque<LiveBatch>,
+    placed: Vec<PlacedBatch>,
+    /// Batches without a place; the last one takes records.
+    open: VecDeque<OpenBatch>,
+    /// The position at which the low was asked for, and the answer.
+    low: (u64, u64),
+    /// Whether the next batch asks for the low.
+    tells_low: bool,
+}
+
+impl Ring {
+    pub(super) fn new(number: u16, (at, bytes): (GlobalAddr, u64), life: u64) -> Self {
+        Self {
+            number,
+            at,
+            words: (bytes / 8).saturating_sub(RING_HEADER_WORDS),
+            seed: seed(life, at),
+            head: 0,
+            in_ring: VecDeque::new(),
+            placed: Vec::new(),
+            open: VecDeque::new(),
+            low: (0, 0),
+            tells_low: false,
+        }
+    }
+
+    /// The memory server's address of its header.
+    pub(super) fn at(&self) -> GlobalAddr {
+        self.at
+    }
+
+    fn batch_words(&self) -> u64 {
+        BATCH_WORDS.min(self.words / BATCH_PART)
+    }
+
+    /// Words in use, from the oldest batch that counts to the last record.
+    fn used(&self) -> u64 {
+        let tail = self.in_ring.front().map_or(self.head, |batch| batch.position);
+        self.head - tail + self.open.iter().map(OpenBatch::words).sum::<u64>()
+    }
+
+    /// Whether there is room for `reserved` words besides a record of `words` words, which may get
+    /// a batch of its own, and for a batch that tells the low (log.L6).
+    pub(super) fn has_room(&self, words: u64, reserved: u64) -> bool {
+        // What a batch may leave unused at the end of the ring, and the batch for the low.
+        let spare = self.batch_words().max(words) + 2 * BATCH_HEADER_WORDS as u64;
+        self.used() + reserved + words + spare <= self.words
+    }
+
+    /// Whether a ring that is empty has room for a record of `words` words, twice.
+    pub(super) fn can_hold(&self, words: u64) -> bool {
+        words.saturating_mul(4) + 2 * self.batch_words() <= self.words
+    }
+
+    /// Whether so much is in use that MemTables should be flushed, however little is in them.
+    pub(super) fn is_pressed(&self) -> bool {
+        self.used() > self.words / PRESSED_PART
+    }
+
+    /// The highest number that must be in the pool for half of what is in use to become free.
+    pub(super) fn pressing_number(&self) -> u64 {
+        let middle = self.head.saturating_sub(self.used() / 2);
+        let oldest = self.in_ring.iter().take_while(|batch| batch.position <= middle);
+        oldest.map(|batch| batch.highest).max().unwrap_or(0)
+    }
+
+    /// Adds a record.
+    pub(super) fn push(&mut self, number: u64, record: &WalRecord<'_>) {
+        let (words, most) = (record.words(), self.batch_words());
+        if !self.open.back().is_some_and(|open| open.has_room(words, most)) {
+            self.open.push_back(OpenBatch::new());
+        }
+        if let Some(open) = self.open.back_mut() {
+            open.push(number, record);
+        }
+    }
+
+    /// Lets the next batch tell the low. Adds one without records if there is none.
+    pub(super) fn push_low(&mut self) {
+        self.tells_low = true;
+        if self.open.is_empty() {
+            self.open.push_back(OpenBatch::new());
+        }
+    }
+
+    /// Adds batches of other writers.
+    pub(super) fn adopt(&mut self, batches: Vec<OpenBatch>) {
+        self.open.extend(batches);
+    }
+
+    /// The lowest number that is not durable.
+    pub(super) fn lowest_pending(&self) -> Option<u64> {
+        let placed = self.placed.iter().map(|batch| batch.numbers.0);
+        placed.chain(self.open.iter().map(|batch| batch.numbers.0)).min()
+    }
+
+    /// Whether there is a batch that no task writes, and that may be written now.
+    pub(super) fn has_work(&self) -> bool {
+        self.placed.iter().any(|batch| !batch.is_driven)
+            || (!self.open.is_empty() && self.placed.len() < MAX_IN_FLIGHT)
+    }
+
+    /// Takes a batch to write: one whose task was dropped, or else the next one. `low` is asked for
+    /// what is in the pool.
+    pub(super) fn take(&mut self, low: impl FnOnce() -> u64) -> Option<BatchToWrite> {
+        if let Some(batch) = self.placed.iter_mut().find(|batch| !batch.is_driven) {
+            batch.is_driven = true;
+            let (position, words) = (batch.position, Arc::clone(&batch.words));
+            return Some(BatchToWrite { position, at: self.place(position), words });
+        }
+        if self.placed.len() >= MAX_IN_FLIGHT {
+            return None;
+        }
+        let open = self.open.pop_front()?;
+        let words = open.words();
+        let left = self.words - self.head % self.words;
+        if words > left {
+            self.head += left; // no batch crosses the end
+        }
+        let position = self.head;
+        self.head += words;
+        let is_due = position >= self.low.0 + self.words / LOW_PART;
+        if std::mem::take(&mut self.tells_low) || is_due {
+            self.low = (position, self.low.1.max(low()));
+        }
+        let (numbers, low) = (open.numbers, self.low.1);
+        let words: Arc<[u64]> = open.seal(self.seed, position, low).into();
+        self.in_ring.push_back(LiveBatch { position, highest: numbers.1, is_durable: false });
+        let at = self.place(position);
+        let batch = BatchToWrite { position, at, words: Arc::clone(&words) };
+        self.placed.push(PlacedBatch { position, words, numbers, low, is_driven: true });
+        Some(batch)
+    }
+
+    fn place(&self, position: u64) -> GlobalAddr {
+        self.at.plus((RING_HEADER_WORDS + position % self.words) * 8)
+    }
+
+    /// No task writes the batch at `position` any more, which may not be durable.
+    pub(super) fn dropped(&mut self, position: u64) {
+        for batch in self.placed.iter_mut().filter(|batch| batch.position == position) {
+            batch.is_driven = false;
+        }
+    }
+
+    /// The batch at `position` is durable. Returns the low that it has told.
+    pub(super) fn landed(&mut self, position: u64) -> u64 {
+        for batch in self.in_ring.iter_mut().filter(|batch| batch.position == position) {
+            batch.is_durable = true;
+        }
+        let told = self.placed.iter().find(|batch| batch.position == position);
+        let low = told.map_or(0, |batch| batch.low);
+        self.placed.retain(|batch| batch.position != position);
+        low
+    }
+
+    /// Frees the batches whose records are all below `low`, which a durable batch has told, but not
+    /// the latest durable one (log.L4).
+    pub(super) fn release(&mut self, low: u64) {
+        let Some(latest) = self.in_ring.iter().rposition(|batch| batch.is_durable) else { return };
+        let is_free = |batch: &LiveBatch| batch.is_durable && batch.highest < low;
+        let free = self.in_ring.iter().take(latest).take_while(|batch| is_free(batch)).count();
+        self.in_ring.drain(..free);
+    }
+
+    /// The ring, if nothing of it is on its way. Otherwise the batches that are not durable, for
+    /// another ring.
+    pub(super) fn into_unfinished(self) -> Result<Self, Vec<OpenBatch>> {
+        if self.placed.is_empty() && self.open.is_empty() {
+            return Ok(self);
+        }
+        let placed = self.placed.iter().map(|batch| OpenBatch::of_sealed(&batch.words, batch.numbers));
+        Err(placed.chain(self.open).collect())
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use farleaf_fabric::ServerId;
+
+    const PUT: WalRecord<'_> = WalRecord::Put { key: b"12345678", value: b"12345678" };
+
+    fn ring(words: u64) -> Ring {
+        let at = GlobalAddr::new(ServerId::new(0), 4096);
+        Ring::new(0, (at, (RING_HEADER_WORDS + words) * 8), 1)
+    }
+
+    #[test]
+    fn records_gather_while_two_batches_are_written() {
+        let mut ring = ring(4096);
+        let mut taken = Vec::new();
+        for number in 1..=4 {
+            ring.push(number, &PUT);
+            taken.extend(ring.take(|| 0));
+        }
+        assert_eq!(taken.len(), 2);
+        assert_eq!((taken[0].position, taken[1].position), (0, 8));
+        assert_eq!(ring.lowest_pending(), Some(1));
+        ring.landed(8);
+        assert_eq!(ring.lowest_pending(), Some(1), "the first one is not durable yet");
+        let third = ring.take(|| 0).unwrap();
+        assert_eq!((third.position, third.words.len()), (16, 12), "it has both records");
+        ring.dropped(0);
+        assert_eq!(ring.take(|| 0).unwrap().position, 0, "a dropped one is written again");
+        ring.landed(0);
+        ring.landed(16);
+        assert_eq!(ring.lowest_pending(), None);
+    }
+
+    #[test]
+    fn the_end_of_the_ring_is_skipped_and_the_latest_batch_stays() {
+        let mut ring = ring(2048);
+        let (mut positions, mut number) = (Vec::new(), 0);
+        while ring.has_room(BATCH_HEADER_WORDS as u64 + PUT.words(), 0) {
+            number += 1;
+            ring.push(number, &PUT);
+            let batch = ring.take(|| 0).unwrap();
+            positions.push(batch.position);
+            ring.landed(batch.position);
+            ring.release(0);
+        }
+        assert!(ring.is_pressed() && number > 100);
+        let pressing = ring.pressing_number();
+        assert!(pressing > number / 3 && pressing < number * 2 / 3);
+        ring.release(u64::MAX);
+        assert_eq!(ring.used(), 8, "the latest batch is still there");
+        for _ in 0..200 {
+            number += 1;
+            ring.push(number, &PUT);
+            let batch = ring.take(|| number).unwrap();
+            assert!(batch.position % 2048 + batch.words.len() as u64 <= 2048);
+            let low = ring.landed(batch.position);
+            ring.release(low);
+            assert!(low < number || low == number);
+        }
+    }
+
+    #[test]
+    fn what_is_not_durable_goes_to_another_ring() {
+        let mut first = ring(4096);
+        for number in 1..=3 {
+            first.push(number, &PUT);
+            first.take(|| 0);
+        }
+        let unfinished = first.into_unfinished().unwrap_err();
+        let mut other = ring(4096);
+        other.adopt(unfinished);
+        let mut numbers = Vec::new();
+        while let Some(batch) = other.take(|| 0) {
+            let found = super::super::batch::FoundBatch::at(
+                &[&vec![0; batch.position as usize][..], &batch.words, &vec![0; 4096 - batch.position as usize - batch.words.len()]].concat(),
+                batch.position as usize,
+                other.seed,
+            );
+            numbers.extend(found.unwrap().records.into_iter().map(|(number, _)| number));
+            other.landed(batch.position);
+        }
+        assert_eq!(numbers, [1, 2, 3]);
+        assert!(other.into_unfinished().is_ok());
+    }
+}

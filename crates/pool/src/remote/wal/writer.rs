@@ -1,0 +1,355 @@
+//! The writer of one endpoint: appends records to its ring, and waits until numbers are durable.
+//!
+//! Whoever waits writes: a task whose number is not durable takes the batch that is due, and the
+//! others of its thread sleep until that batch has landed. So a group of changes is one WRITE, and
+//! a single change needs no other task.
+//!
+//! *Thread safety*: belongs to its endpoint's thread; tasks of that thread share it.
+
+use super::batch::{BATCH_HEADER_WORDS, WalRecord};
+use super::log::Wal;
+use super::ring::{BatchToWrite, Ring};
+use super::{RING_HEADER_WORDS, server_of};
+use crate::remote::pieces::{Pieces, pieces};
+use crate::remote::{Backoff, RemoteError, RpcClient};
+use crate::wire::{PoolRequest, Reply};
+use farleaf_fabric::sync::Arc;
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
+use farleaf_page::{Layout, rules};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::task::Poll;
+
+/// Attempts to write a batch, with a reset before each but the first.
+const WRITE_ATTEMPTS: u32 = 16;
+/// For how long an operation waits until a number is durable, or for room, in nanoseconds.
+const PATIENCE_NS: u64 = 10_000_000_000;
+/// The longest sleep in such a wait, in nanoseconds: other threads may have forgotten a batch.
+const MAX_SLEEP_NS: u64 = 10_000_000;
+
+/// The log of a compute server, over one endpoint.
+#[derive(Debug)]
+pub struct WalWriter<F: Fabric, L: Layout> {
+    rpc: RpcClient<F, L>,
+    wal: Arc<Wal>,
+    /// Always there, until the writer is dropped.
+    ring: RefCell<Option<Ring>>,
+    /// Words that operations have reserved.
+    reserved: Cell<u64>,
+}
+
+/// Room for a record (log.L6). Dropping it gives it back.
+#[derive(Debug)]
+pub struct WalRoom<'w> {
+    reserved: &'w Cell<u64>,
+    words: u64,
+}
+
+impl Drop for WalRoom<'_> {
+    fn drop(&mut self) {
+        self.reserved.set(self.reserved.get() - self.words);
+    }
+}
+
+/// A batch that a task writes. Dropping it leaves the batch to another task.
+struct DrivenBatch<'w> {
+    ring: &'w RefCell<Option<Ring>>,
+    position: Option<u64>,
+}
+
+impl Drop for DrivenBatch<'_> {
+    fn drop(&mut self) {
+        if let (Some(position), Some(ring)) = (self.position, &mut *self.ring.borrow_mut()) {
+            ring.dropped(position);
+        }
+    }
+}
+
+/// Lets the other tasks of the thread go on, once.
+async fn yield_once() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Writes the words at `at`, piece by piece: again after a reset if the outcome is unknown.
+pub(super) async fn write_words<F: Fabric>(
+    fabric: &F,
+    at: GlobalAddr,
+    words: &[u64],
+) -> Result<(), FabricError> {
+    for piece in pieces(words.len()).rev() {
+        let mut backoff = Backoff::default();
+        let mut outcome = Err(FabricError::NoBuffer { bytes: piece.len() * 8 });
+        for attempt in 0..WRITE_ATTEMPTS {
+            outcome = match fabric.buffer(piece.len() * 8) {
+                Ok(buffer) => {
+                    let mut posted = Pieces::none();
+                    posted.post(fabric, (at, words), piece.clone(), buffer);
+                    posted.done().await
+                }
+                Err(error) => Err(error),
+            };
+            match &outcome {
+                Ok(()) => break,
+                Err(FabricError::Indeterminate { .. }) => {
+                    // The WRITE may still land, after the place has been used again (F9).
+                    let _ = fabric.reset(at.server()).await;
+                }
+                Err(FabricError::NoBuffer { .. } | FabricError::QueueFull { .. }) => {}
+                Err(_) => break,
+            }
+            if attempt + 1 < WRITE_ATTEMPTS {
+                fabric.counters().count_retry();
+                backoff.count();
+                backoff.wait(fabric).await;
+            }
+        }
+        outcome?;
+    }
+    Ok(())
+}
+
+/// The error of a change that may have happened.
+fn unknown(server: ServerId) -> RemoteError {
+    RemoteError::Contended { retries: 0 }.after_a_change(server)
+}
+
+impl<F: Fabric, L: Layout> WalWriter<F, L> {
+    /// Opens a ring of the log of `compute_server`. The first writer begins the log's life: the log of the former one has ended (log.L7).
+    ///
+    /// # Errors
+    /// [`RemoteError::OutOfMemory`] if a memory server has no room for the ring, and
+    /// [`RemoteError::Contended`] if the log has as many writers as it can have.
+    pub async fn open(
+        fabric: F,
+        wal: &Arc<Wal>,
+        compute_server: u16,
+    ) -> Result<Self, RemoteError> {
+        let life = wal.life(fabric.unique());
+        let rpc = RpcClient::<F, L>::new(fabric);
+        let ring = match wal.take_ring() {
+            Some(Ok(ring)) => ring,
+            Some(Err(number)) => {
+                // Whoever comes first: no batch may land before the word with the life.
+                let (first, _) = ring_of(&rpc, wal, (compute_server, 0)).await?;
+                write_words(rpc.fabric(), first, &[life]).await?;
+                Ring::new(number, ring_of(&rpc, wal, (compute_server, number)).await?, life)
+            }
+            None => return Err(RemoteError::Contended { retries: 0 }),
+        };
+        Ok(Self {
+            rpc,
+            wal: Arc::clone(wal),
+            ring: RefCell::new(Some(ring)),
+            reserved: Cell::new(0),
+        })
+    }
+
+    fn fabric(&self) -> &F {
+        self.rpc.fabric()
+    }
+
+    /// What the writers share.
+    pub fn wal(&self) -> &Arc<Wal> {
+        &self.wal
+    }
+
+    fn with_ring<T>(&self, act: impl FnOnce(&mut Ring) -> T) -> Option<T> {
+        self.ring.borrow_mut().as_mut().map(act)
+    }
+
+    fn server(&self) -> ServerId {
+        self.with_ring(|ring| ring.at().server()).unwrap_or(ServerId::new(0))
+    }
+
+    /// Reserves room for a record. `None` if there is none now.
+    ///
+    /// # Errors
+    /// [`RemoteError::InvalidArgument`] for a record that is too long for the ring.
+    pub fn reserve(&self, record: &WalRecord<'_>) -> Result<Option<WalRoom<'_>>, RemoteError> {
+        let words = record.words() + BATCH_HEADER_WORDS as u64;
+        let reserved = self.reserved.get();
+        let found = self.with_ring(|ring| (ring.can_hold(words), ring.has_room(words, reserved)));
+        match found.unwrap_or_default() {
+            (false, _) => Err(RemoteError::InvalidArgument(
+                "a record is too long for the write-ahead log; give the log larger rings",
+            )),
+            (_, false) => Ok(None),
+            (_, true) => {
+                self.reserved.set(reserved + words);
+                Ok(Some(WalRoom { reserved: &self.reserved, words }))
+            }
+        }
+    }
+
+    /// The number up to which everything should be flushed, if the ring is more than half full.
+    pub fn pressed(&self) -> Option<u64> {
+        self.with_ring(|ring| ring.is_pressed().then(|| ring.pressing_number())).flatten()
+    }
+
+    /// Appends a record that has reserved its room. Its number is announced (log.L1).
+    pub fn append(&self, number: u64, record: &WalRecord<'_>) {
+        self.with_ring(|ring| {
+            ring.push(number, record);
+            self.wal.note_pending(ring);
+        });
+    }
+
+    /// Waits until the record with `number`, and all with lower ones, are durable.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`] if the memory server of a ring does not answer: the records
+    /// may become durable later.
+    pub async fn until_durable(&self, number: u64) -> Result<(), RemoteError> {
+        let (mut has_yielded, mut began_ns) = (false, None);
+        loop {
+            if self.wal.durable() >= number {
+                return Ok(());
+            }
+            let seen = self.wal.progress.count();
+            if self.has_work() {
+                if !std::mem::replace(&mut has_yielded, true) {
+                    // Records of the same group go into the same batch.
+                    yield_once().await;
+                    continue;
+                }
+                self.write_next().await?;
+                continue;
+            }
+            if self.wal.advance() >= number {
+                return Ok(());
+            }
+            let now_ns = self.fabric().now_ns();
+            if now_ns.saturating_sub(*began_ns.get_or_insert(now_ns)) > PATIENCE_NS {
+                return Err(unknown(self.server()));
+            }
+            self.wal.progress.sleep(self.fabric(), seen, MAX_SLEEP_NS).await;
+        }
+    }
+
+    /// Waits until something of the log has changed, for room: at most a while.
+    ///
+    /// # Errors
+    /// [`RemoteError::Contended`] if the wait, which began at `began_ns`, has lasted too long.
+    pub async fn until_progress(&self, seen: u64, began_ns: u64) -> Result<(), RemoteError> {
+        if self.fabric().now_ns().saturating_sub(began_ns) > PATIENCE_NS {
+            return Err(RemoteError::Contended { retries: 0 });
+        }
+        self.wal.progress.sleep(self.fabric(), seen, MAX_SLEEP_NS).await;
+        Ok(())
+    }
+
+    /// How often something of the log has changed, for [`Self::until_progress`].
+    pub fn changes(&self) -> u64 {
+        self.wal.progress.count()
+    }
+
+    fn has_work(&self) -> bool {
+        self.with_ring(|ring| {
+            self.wal.adopt_orphans(ring);
+            ring.has_work()
+        })
+        .unwrap_or(false)
+    }
+
+    /// Writes batches that no task writes, until there are none.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn write_waiting(&self) -> Result<(), RemoteError> {
+        while self.has_work() {
+            self.write_next().await?;
+        }
+        Ok(())
+    }
+
+    /// Tells the low in a batch, and waits until that is durable, so that the space of what is in
+    /// the pool becomes free (log.L4).
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn tell_low(&self) -> Result<(), RemoteError> {
+        let low = self.wal.low();
+        if low <= self.wal.durable_low() {
+            return Ok(());
+        }
+        self.with_ring(Ring::push_low);
+        self.write_waiting().await?;
+        let began_ns = self.fabric().now_ns();
+        loop {
+            let seen = self.changes();
+            if low <= self.wal.durable_low() {
+                self.with_ring(|ring| ring.release(self.wal.durable_low()));
+                return Ok(());
+            }
+            self.write_waiting().await?;
+            self.until_progress(seen, began_ns).await?;
+        }
+    }
+
+    /// Writes the batch that is due, if no other task does.
+    async fn write_next(&self) -> Result<(), RemoteError> {
+        let Some(batch) = self.with_ring(|ring| ring.take(|| self.wal.low())).flatten() else {
+            return Ok(());
+        };
+        let BatchToWrite { position, at, words } = batch;
+        let mut driven = DrivenBatch { ring: &self.ring, position: Some(position) };
+        let written = write_words(self.fabric(), at, &words).await;
+        if let Err(error) = written {
+            drop(driven);
+            self.wal.progress.raise(); // another task tries
+            return Err(RemoteError::from(error).after_a_change(at.server()));
+        }
+        driven.position = None;
+        drop(driven);
+        self.with_ring(|ring| {
+            self.wal.note_durable_low(ring.landed(position));
+            let low = match self.fabric().breaks(rules::LOG_SPACE_TOLD) {
+                true => u64::MAX,
+                false => self.wal.durable_low(),
+            };
+            ring.release(low);
+            self.wal.note_pending(ring);
+        });
+        self.wal.progressed();
+        Ok(())
+    }
+}
+
+impl<F: Fabric, L: Layout> Drop for WalWriter<F, L> {
+    fn drop(&mut self) {
+        if let Some(ring) = self.ring.borrow_mut().take() {
+            self.wal.give_ring(ring);
+        }
+    }
+}
+
+/// The memory of a ring.
+async fn ring_of<F: Fabric, L: Layout>(
+    rpc: &RpcClient<F, L>,
+    wal: &Wal,
+    (compute_server, ring): (u16, u16),
+) -> Result<(GlobalAddr, u64), RemoteError> {
+    let server = server_of(compute_server, ring, rpc.fabric().memory_servers());
+    let request = PoolRequest::LogRing { compute_server, ring, bytes: wal.ring_bytes() };
+    match rpc.ask_idempotent(server, &request).await? {
+        Reply::Chunk { at, bytes } if is_ring(server, (at, bytes)) => Ok((at, bytes)),
+        _ => Err(RemoteError::BadReply { server }),
+    }
+}
+
+/// Whether `server` can have a ring there.
+pub(super) fn is_ring(server: ServerId, (at, bytes): (GlobalAddr, u64)) -> bool {
+    at == GlobalAddr::new(server, at.offset())
+        && at.offset() > 0
+        && at.offset().is_multiple_of(64)
+        && bytes > RING_HEADER_WORDS * 8
+        && bytes < GlobalAddr::OFFSET_LIMIT - at.offset()
+}
