@@ -157,10 +157,9 @@ mod tests {
         assert_eq!(takes(Some(false), written, 2), Ok(false));
         assert_eq!(takes(None, cached, 2), Ok(false));
         assert_eq!(takes(None, written, 1), Ok(false));
-        for (level, servers, needs) in [
-            (cached, 2, "--acknowledge written"),
-            (written, 1, "at least two compute servers"),
-        ] {
+        for (level, servers, needs) in
+            [(cached, 2, "--acknowledge written"), (written, 1, "at least two compute servers")]
+        {
             let refusal = takes(Some(true), level, servers).unwrap_err();
             assert!(refusal.contains(&format!("--takeover on needs {needs}")), "{refusal}");
         }

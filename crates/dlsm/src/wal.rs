@@ -14,8 +14,10 @@ use super::{MemTableVersion, Sequences};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_index::{EditAction, IndexError};
-use farleaf_page::rules::{ANSWERS_AWAIT_LOG, FLUSHES_AWAIT_LOG, LEAVERS_END_RECORDS, READS_AWAIT_LOG};
 use farleaf_page::Layout;
+use farleaf_page::rules::{
+    ANSWERS_AWAIT_LOG, FLUSHES_AWAIT_LOG, LEAVERS_END_RECORDS, READS_AWAIT_LOG,
+};
 use farleaf_page::table::KeyBuf;
 use farleaf_pool::remote::{WalRecord, WalSource};
 use std::sync::Weak;

@@ -23,13 +23,13 @@ use crate::setup::{SimServers, dex_options, sim_config, start};
 use crate::workload::{self, SimOperationStream};
 use farleaf_designs::CompiledDesign;
 use farleaf_dex::Dex;
+use farleaf_dex::cache::CacheOptions;
 use farleaf_fabric::sim::{SimCluster, SimControl};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{AnyFabric, Cluster, Fabric, GlobalAddr, Provider};
 use farleaf_history::ClientAction;
 use farleaf_history::checker::{CheckVerdict, check_all_kept, check_kept, values_written};
 use farleaf_index::OwnedRange;
-use farleaf_dex::cache::CacheOptions;
 use farleaf_index::partition::{ComputePool, end_former_incarnation, fence_former_incarnation};
 use farleaf_index::{
     AnyCompute, Background, ByName, Design, IndexAdmin, IndexError, RangeIndex, ScanRequest,

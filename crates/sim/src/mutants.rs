@@ -400,6 +400,12 @@ pub const MUTANTS: &[Mutant] = &[
         "a process would have to die within microseconds: after another thread's flush, and before the leave flushes the same MemTables",
     ),
     seen("keeps_numbers", &["canary-dlsm-kept-numbers"]),
+    seen("overwrites_its_log", &["processes-written-dlsm-small-log"]),
+    seen("answers_before_log", &["processes-written-dlsm-die", "takeover-dlsm"]),
+    seen("reads_unlogged", &["processes-written-dlsm-slow-log"]),
+    seen("flushes_unlogged", &["processes-written-dlsm-slow-log"]),
+    seen("leaves_records", &["processes-written-dlsm-moves"]),
+    seen("ends_its_log_early", &["processes-written-dlsm-moves", "takeover-dlsm"]),
     seen("serves_before_fence", &["takeover-returns"]),
     unseen(
         "serves_before_rights_end",

@@ -13,10 +13,10 @@ use crate::scenario::{
     KeysSpec, LoadSpec, NetworkSpec, OutageSpec, Scenario, ScenarioOptions, Weights, WorkloadSpec,
 };
 use crate::workload;
-use farleaf_index::AcknowledgeName;
 use farleaf_dex::DexOptions;
 use farleaf_dex::cache::{AdmissionName, CoolingName, OffloadName, VictimName};
 use farleaf_dlsm::{CompactionPlace, DlsmOptions};
+use farleaf_index::AcknowledgeName;
 use farleaf_index::OptionType;
 use farleaf_page::table::IndexKind;
 use farleaf_trees::chime::ChimeOptions;

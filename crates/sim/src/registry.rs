@@ -305,6 +305,7 @@ scenarios! {
     "processes-written-dlsm-die"
     "processes-written-dlsm-lossy"
     "processes-written-dlsm-moves"
+    "processes-written-dlsm-slow-log"
     "processes-written-dlsm-small-log"
     "processes-written-lossy"
     "sherman-bulk"

@@ -7,7 +7,7 @@ use crate::process_spec::MAX_THREADS;
 pub use crate::process_spec::{DeathSpec, ProcessesSpec, TakeoverSpec};
 use crate::registry::SCENARIOS;
 use farleaf_dex::DexOptions;
-use farleaf_dex::cache::{CacheOptions};
+use farleaf_dex::cache::CacheOptions;
 use farleaf_dlsm::{DlsmOptions, MemTableOptions};
 use farleaf_fabric::CostModel;
 use farleaf_fabric::sim::{Faults, NetworkModel, Outage, Slow, Verb};

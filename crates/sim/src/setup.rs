@@ -3,7 +3,7 @@
 //!
 //! *Thread safety*: plain functions.
 
-use crate::scenario::{DesignSpec, Scenario};
+use crate::scenario::{DesignSpec, KeysSpec, Scenario};
 use crate::spread::SpreadNames;
 use crate::workload;
 use farleaf_designs::CompiledDesign;
@@ -95,8 +95,12 @@ pub(crate) fn sharded_options<L: NamedLayout>(
     let within = boundaries::<L>(scenario, servers * shards).into_iter();
     let boundaries = boundaries::<L>(scenario, servers);
     let within = within.filter(|low| !boundaries.contains(low)).collect();
-    let server =
-        DlsmServerOptions { tree: dlsm_options(scenario)?, most_shards, ..Default::default() };
+    let longest_value = match scenario.cluster.keys {
+        KeysSpec::U64 => Some(8),
+        KeysSpec::Bytes => None,
+    };
+    let tree = dlsm_options(scenario)?;
+    let server = DlsmServerOptions { tree, most_shards, longest_value, ..Default::default() };
     Ok(ShardedOptions { within, ..ShardedOptions::with_boundaries(boundaries, server) })
 }
 

@@ -3,7 +3,6 @@
 //! All providers open endpoints of one type, so each design is compiled once for all of them, as in
 //! the programs.
 
-use farleaf_index::AcknowledgeName;
 use farleaf_dex::cache::{AdmissionName, CacheOptions, OffloadName};
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_dlsm::{Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
@@ -13,6 +12,7 @@ use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::shm::{ShmConfig, ShmServerConfig};
 use farleaf_fabric::sim::{Faults, SimConfig};
 use farleaf_fabric::tcp::{TcpConfig, TcpServerConfig};
+use farleaf_index::AcknowledgeName;
 use farleaf_page::{Bytes, Fixed8};
 use farleaf_pool::server::MemoryServerConfig;
 use farleaf_suites::conformance::{self, SuiteSetup};
@@ -112,6 +112,7 @@ on_every_provider!(sherman);
 on_every_provider!(smart);
 on_every_provider!(dex);
 on_every_provider!(dex_written);
+on_every_provider!(dlsm_written);
 on_every_provider!(dlsm);
 
 fn range() -> CoarseOptions<u64> {
@@ -264,6 +265,20 @@ fn dlsm(provider: &AnyConfig) {
         SuiteSetup { provider, options: tree.clone(), memory_servers: 3, server: server.clone() };
     conformance::run_with_background::<Bytes<128>, Dlsm, _>(&setup);
     let each = DlsmServerOptions { tree, ..DlsmServerOptions::default() };
+    let options = ShardedOptions {
+        within: vec![u64::MAX / 4, u64::MAX / 4 * 3],
+        ..ShardedOptions::with_boundaries(vec![u64::MAX / 2], each)
+    };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server };
+    conformance::run_with_background::<Fixed8, ShardedDlsm, _>(&setup);
+}
+
+/// Answers wait until what they report is in the write-ahead log, whose rings are small.
+fn dlsm_written(provider: &AnyConfig) {
+    let server = MemoryServerConfig { pool_bytes: 32 << 20, ..lent() };
+    let (acknowledge, log_ring_bytes) = (AcknowledgeName::Written, 16 << 10);
+    let tree = DlsmOptions { acknowledge, log_ring_bytes, ..DlsmOptions::tiny() };
+    let each = DlsmServerOptions { tree, longest_value: Some(8), ..DlsmServerOptions::default() };
     let options = ShardedOptions {
         within: vec![u64::MAX / 4, u64::MAX / 4 * 3],
         ..ShardedOptions::with_boundaries(vec![u64::MAX / 2], each)

@@ -12,8 +12,7 @@
 #![cfg(shuttle)]
 
 use farleaf_dex::cache::{
-    AdmissionName, CacheOptions, FrameCache, FrameId, FrameState, MappedNode,
-    is_clean,
+    AdmissionName, CacheOptions, FrameCache, FrameId, FrameState, MappedNode, is_clean,
 };
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::{LocalCluster, LocalConfig};

@@ -8,7 +8,6 @@ use super::{
 };
 use anyhow::Context;
 use clap::Args;
-use farleaf_index::AcknowledgeName;
 use farleaf_bench::InputError;
 use farleaf_bench::input::{CsvOptions, sample};
 use farleaf_cluster::balance::balance_until;
@@ -21,8 +20,9 @@ use farleaf_cluster::stop::StopSignal;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
 use farleaf_command_line::{units, usage};
-use farleaf_dex::cache::{CacheOptions};
+use farleaf_dex::cache::CacheOptions;
 use farleaf_dlsm::{DlsmOptions, MAX_SHARDS};
+use farleaf_index::AcknowledgeName;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;

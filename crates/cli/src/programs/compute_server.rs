@@ -5,12 +5,12 @@ use super::{
     CommonOptions, DEFAULT_CACHE, OptionArguments, WRITE_BACK_MS, address, duration, on_off,
 };
 use clap::Args;
-use farleaf_index::AcknowledgeName;
 use farleaf_cluster::catalog::CatalogAddress;
 use farleaf_cluster::compute::{self, ComputeServerOptions};
 use farleaf_command_line::units;
 use farleaf_dex::cache::{CacheOptions, OffloadName};
 use farleaf_dlsm::DlsmOptions;
+use farleaf_index::AcknowledgeName;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -78,9 +78,7 @@ fn keys_of_a_dead_compute_server_are_served_by_another() {
     cluster.end(Signal::TERM);
 }
 
-#[test]
-fn a_cluster_is_tortured_without_restarts() {
-    let mut cluster = written("3", &[]);
+fn is_tortured(cluster: &mut Launched) {
     let torture = ["torture", "--dir", cluster.dir(), "--seconds", "8", "--kill", "compute"];
     let output = farleaf(&torture);
     let said = text(&output.stdout);
@@ -90,13 +88,24 @@ fn a_cluster_is_tortured_without_restarts() {
 }
 
 #[test]
+fn a_cluster_is_tortured_without_restarts() {
+    is_tortured(&mut written("3", &[]));
+}
+
+/// The trees of a dead compute server, with what its write-ahead log has.
+#[test]
+fn a_cluster_of_lsm_trees_is_tortured() {
+    is_tortured(&mut written("3", &["--index", "dlsm", "--shards", "2", "--restart"]));
+}
+
+#[test]
 fn takeovers_are_refused_where_a_death_can_lose_answers() {
     let servers = ["--transport", "tcp", "--memory-servers", "1", "--takeover", "on"];
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().to_str().unwrap();
     for (more, needs) in [
         (&["--compute-servers", "2"][..], "--acknowledge written"),
-        (&["--compute-servers", "2", "--index", "dlsm"], "--index dex"),
+        (&["--compute-servers", "2", "--index", "dlsm"], "--acknowledge written"),
         (&["--compute-servers", "1", "--acknowledge", "written"], "at least two"),
     ] {
         let output = farleaf(&[&["cluster", "--dir", dir][..], &servers, more].concat());

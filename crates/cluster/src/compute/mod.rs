@@ -44,7 +44,7 @@ use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::TcpServerConfig;
 use farleaf_index::partition::{ComputeServer, MapState, PartitionMap, TakeoverOptions};
-use farleaf_index::{IndexError, PartState};
+use farleaf_index::{AcknowledgeName, IndexError, PartState};
 use farleaf_page::OwnedKey;
 use map_store::CatalogMap;
 use std::net::{SocketAddr, TcpListener};

@@ -13,9 +13,9 @@
 
 use super::transfers::{DependentFrame, UnresolvedFrame};
 use super::{
-    AttachOutcome, CoolOutcome, CoolingName, FrameCache, FrameId, FreeFrame,
-    LeafAdmission, MappedNode, MovingAverage, OffloadMark, OffloadName, OptimisticRef,
-    RemoteIoMark, Restart, UnwrittenChange, is_clean, mark_clean,
+    AttachOutcome, CoolOutcome, CoolingName, FrameCache, FrameId, FreeFrame, LeafAdmission,
+    MappedNode, MovingAverage, OffloadMark, OffloadName, OptimisticRef, RemoteIoMark, Restart,
+    UnwrittenChange, is_clean, mark_clean,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Section, ServerId, Work};

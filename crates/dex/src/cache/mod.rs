@@ -38,8 +38,7 @@ pub use frames::{AttachOutcome, CoolOutcome, DirtyStats, FrameCache, FreeFrame, 
 pub(crate) use mapping::OffloadMark;
 pub use mapping::{MappedNode, MappingTable, RemoteIoMark};
 pub use options::{
-    AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName,
-    WriteBackName,
+    AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName, WriteBackName,
 };
 pub use owned::CurrentOwnedRange;
 pub use policy::{

@@ -5,7 +5,9 @@ use super::{
     AdmissionPolicy, ClockVictims, Cooling, CoolingMap, CoolingQueue, FixedAdmission,
     LeafAdmission, ProbabilisticAdmission, RandomVictims, UnusedVictims, VictimPolicy,
 };
-use farleaf_index::{AcknowledgeName, DEFAULT_CACHE_BYTES, UnknownName, design_options, named, named_option};
+use farleaf_index::{
+    AcknowledgeName, DEFAULT_CACHE_BYTES, UnknownName, design_options, named, named_option,
+};
 use std::fmt;
 use std::str::FromStr;
 

@@ -16,11 +16,9 @@
 use super::dirty::{is_in_pool, mark_arrived, mark_in_flight};
 use super::transfers::UnwrittenChange;
 use super::write_back::LeafWrite;
-use super::{
-    CacheClient, FrameCache, FrameChange, FrameId, OptimisticRef, Restart,
-};
-use farleaf_index::AcknowledgeName;
+use super::{CacheClient, FrameCache, FrameChange, FrameId, OptimisticRef, Restart};
 use farleaf_fabric::Fabric;
+use farleaf_index::AcknowledgeName;
 use farleaf_page::{Layout, PageWords, rules};
 use farleaf_pool::remote::RemoteError;
 

@@ -40,9 +40,8 @@ pub(super) async fn recover<F: Fabric, L: Layout>(
     if fabric.breaks(LOG_ENDS_LAST) {
         end_wal(&rpc, compute_server).await?;
     }
-    let is_owned = |key: &Vec<u8>| {
-        L::Key::decoded(key.clone()).is_some_and(|key| range.has(L::key(&key)))
-    };
+    let is_owned =
+        |key: &Vec<u8>| L::Key::decoded(key.clone()).is_some_and(|key| range.has(L::key(&key)));
     let records: Vec<_> = found.records.into_iter().filter(|(key, _)| is_owned(key)).collect();
     if !records.is_empty() {
         let mut options = options.clone();

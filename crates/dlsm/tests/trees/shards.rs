@@ -169,7 +169,7 @@ fn the_next_incarnation_finds_what_was_flushed() {
         let options = options(1, 4);
         let cluster = sharded(&provider, options.clone()).with_index::<Small, ShardedDlsm>();
         let compute = || <ShardedDlsm as Design<Small>>::compute(&options).unwrap();
-        let (former, next) = (&compute(), &compute());
+        let (former, next, of_server) = (&compute(), &compute(), &options.server);
         let range = &former.map().range_of(0);
         let open = |compute, fabric| <ShardedDlsm as Design<Small>>::open(fabric, compute);
         cluster.run(&[0], |fabric, _| async move {
@@ -188,11 +188,11 @@ fn the_next_incarnation_finds_what_was_flushed() {
             fence_former_incarnation(&fabric, 0).await.unwrap();
         });
         let found = cluster.run(&[0], |fabric, _| async move {
-            end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), &options.server, 0, range)
+            end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), of_server, 0, range)
                 .await
                 .unwrap();
             // Its own beginning counts as a part of the life that is ended next.
-            end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), &options.server, 0, range)
+            end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), of_server, 0, range)
                 .await
                 .unwrap();
             let index = open(next, fabric).await.unwrap();
@@ -214,6 +214,7 @@ fn a_load_whose_change_stays_pending_is_indeterminate() {
     let options = options(1, 1);
     let cluster = sharded(&provider, options.clone()).with_index::<Small, ShardedDlsm>();
     let compute = &<ShardedDlsm as Design<Small>>::compute(&options).unwrap();
+    let of_server = &options.server;
     cluster.run_one(|fabric| async move {
         let index = <ShardedDlsm as Design<Small>>::open(fabric.clone(), compute).await.unwrap();
         // So that it has memory for the load.
@@ -222,7 +223,7 @@ fn a_load_whose_change_stays_pending_is_indeterminate() {
         index.remove(&numbered(1)).await.unwrap();
         index.collect().await.unwrap();
         let range = &compute.map().range_of(0);
-        end_former_incarnation::<ShardedDlsm, _, Small>(fabric, &options.server, 0, range).await.unwrap();
+        end_former_incarnation::<ShardedDlsm, _, Small>(fabric, of_server, 0, range).await.unwrap();
         let loaded = index.bulk_load([(numbered(1), b"new".to_vec())].into_iter(), 0.7).await;
         assert!(compute.servers()[0].state().shards()[0].is_changing());
         assert!(matches!(loaded, Err(IndexError::Indeterminate(_))), "{loaded:?}");
@@ -387,7 +388,7 @@ fn no_death_leaves_older_or_other_values() {
         });
         let options = options(1, 4);
         let cluster = sharded(&provider, options.clone()).with_index::<Small, ShardedDlsm>();
-        let known = &Mutex::new([Known::default(); KEYS as usize]);
+        let (known, of_server) = (&Mutex::new([Known::default(); KEYS as usize]), &options.server);
         let key = |number: u64| Small::key_named(number * (u64::MAX / KEYS));
         // Tables of a few records each.
         let value =
@@ -418,13 +419,20 @@ fn no_death_leaves_older_or_other_values() {
             // The next incarnation, which itself ends without a flush.
             let found = cluster.run(&[life + 1], |fabric, _| async move {
                 fence_former_incarnation(&fabric, life).await.unwrap();
-                end_former_incarnation::<ShardedDlsm, _, Small>(fabric.clone(), &options.server, 0, range)
-                    .await
-                    .unwrap();
+                end_former_incarnation::<ShardedDlsm, _, Small>(
+                    fabric.clone(),
+                    of_server,
+                    0,
+                    range,
+                )
+                .await
+                .unwrap();
                 let index =
                     <ShardedDlsm as Design<Small>>::open(fabric.clone(), next).await.unwrap();
                 let found = index.scan(&ScanRequest::range(..)).await.unwrap();
-                end_former_incarnation::<ShardedDlsm, _, Small>(fabric, &options.server, 0, range).await.unwrap();
+                end_former_incarnation::<ShardedDlsm, _, Small>(fabric, of_server, 0, range)
+                    .await
+                    .unwrap();
                 found
             });
             let found: BTreeMap<_, _> = found[0].clone().unwrap().into_iter().collect();

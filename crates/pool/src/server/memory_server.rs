@@ -11,9 +11,9 @@
 
 use super::chunks::ChunkAllocator;
 use super::directory::ShardDirectory;
+use super::log_rings::LogRings;
 use super::merges::{JobMemory, ServerCompactions, StepOutcome};
 use super::offloads::{Offloads, ScanBounds};
-use super::log_rings::LogRings;
 use super::owners::{ClientRegistry, RegisteredClient};
 use super::tree::{ServerTree, TreeLoader};
 use super::whole::WholeChunks;

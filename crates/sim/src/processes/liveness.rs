@@ -11,10 +11,10 @@ use crate::form::IndexForm;
 use crate::process_spec::TakeoverSpec;
 use farleaf_fabric::sync::{Mutex, lock};
 use farleaf_fabric::{AnyFabric, Fabric};
-use farleaf_index::{IndexError, PartitionOptions};
 use farleaf_index::partition::{
     DeadServer, TakeoverHost, TakeoverOptions, end_dead_incarnation, probe_all,
 };
+use farleaf_index::{IndexError, PartitionOptions};
 use farleaf_page::{NamedLayout, OwnedKey};
 use futures_util::future::LocalBoxFuture;
 use rand::RngExt;

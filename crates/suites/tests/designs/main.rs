@@ -12,6 +12,7 @@ mod dex;
 mod dex_load;
 mod dex_moves;
 mod dex_written;
+mod dlsm_written;
 mod failed_loads;
 mod fine;
 mod fresh_nodes;

@@ -172,7 +172,8 @@ mod tests {
     }
 
     fn counts(batches: &[(u64, Vec<(u64, FoundRecord)>)]) -> String {
-        let found = |(low, records): &(u64, Vec<_>)| FoundBatch { low: *low, records: records.clone() };
+        let found =
+            |(low, records): &(u64, Vec<_>)| FoundBatch { low: *low, records: records.clone() };
         let batches: Vec<_> = batches.iter().map(found).collect();
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let all = RecoveredWal::of(&batches).records;

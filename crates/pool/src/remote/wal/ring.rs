@@ -229,7 +229,8 @@ impl Ring {
         if self.placed.is_empty() && self.open.is_empty() {
             return Ok(self);
         }
-        let placed = self.placed.iter().map(|batch| OpenBatch::of_sealed(&batch.words, batch.numbers));
+        let placed =
+            self.placed.iter().map(|batch| OpenBatch::of_sealed(&batch.words, batch.numbers));
         Err(placed.chain(self.open).collect())
     }
 }
@@ -309,7 +310,12 @@ mod tests {
         let mut numbers = Vec::new();
         while let Some(batch) = other.take(|| 0) {
             let found = super::super::batch::FoundBatch::at(
-                &[&vec![0; batch.position as usize][..], &batch.words, &vec![0; 4096 - batch.position as usize - batch.words.len()]].concat(),
+                &[
+                    &vec![0; batch.position as usize][..],
+                    &batch.words,
+                    &vec![0; 4096 - batch.position as usize - batch.words.len()],
+                ]
+                .concat(),
                 batch.position as usize,
                 other.seed,
             );

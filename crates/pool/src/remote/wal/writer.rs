@@ -127,11 +127,7 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if a memory server has no room for the ring, and
     /// [`RemoteError::Contended`] if the log has as many writers as it can have.
-    pub async fn open(
-        fabric: F,
-        wal: &Arc<Wal>,
-        compute_server: u16,
-    ) -> Result<Self, RemoteError> {
+    pub async fn open(fabric: F, wal: &Arc<Wal>, compute_server: u16) -> Result<Self, RemoteError> {
         let life = wal.life(fabric.unique());
         let rpc = RpcClient::<F, L>::new(fabric);
         let ring = match wal.take_ring() {
