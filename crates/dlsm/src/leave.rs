@@ -96,7 +96,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         if settles {
             self.until_landed().await?;
         }
-        self.end_records().await?;
+        let below = self.bound_of_records().await?;
+        self.end_records(below).await?;
         editing.leaves();
         let told = match division {
             None => self.tell_left(&editing).await,

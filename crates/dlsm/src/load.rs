@@ -98,8 +98,9 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let _flushing = self.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
         let merging = self.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
         self.settle_change().await?;
-        self.end_records().await?;
+        let below = self.bound_of_records().await?;
         self.check_no_records()?;
+        self.end_records(below).await?;
         // One number for all: they become visible together. Later versions are newer.
         let mut loader = SsTableLoader::new(self, self.shard.sequences.take());
         let written = async {

@@ -110,10 +110,17 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         }
     }
 
-    /// Ends the records of the tree's keys that are in the log (log.L5). All of them are in tables,
-    /// or overwritten there, when nothing is in MemTables afterwards: the call also waits until the
-    /// versions before it are linked.
-    pub(super) async fn end_records(&self) -> Result<(), IndexError> {
+    /// A number above those of all versions that are linked already, which has none itself. Later
+    /// versions have higher numbers.
+    pub(super) async fn bound_of_records(&self) -> Result<u64, IndexError> {
+        let bound = self.writer().await?.number(|_| ());
+        self.until_settled(bound).await?;
+        Ok(bound)
+    }
+
+    /// Ends the records of the tree's keys with numbers below `below` (log.L5): they are in tables,
+    /// or are overwritten there.
+    pub(super) async fn end_records(&self, below: u64) -> Result<(), IndexError> {
         let Some(log) = self.log.as_ref().filter(|_| !self.fabric().breaks(LEAVERS_END_RECORDS))
         else {
             return Ok(());
@@ -121,7 +128,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let clip = self.shard.clip();
         let bytes = |key: &Option<KeyBuf>| key.as_ref().map(|key| key.key().to_vec());
         let (low, high) = (bytes(&clip.lower).unwrap_or_default(), bytes(&clip.upper));
-        let barrier = WalRecord::Barrier { low: &low, high: high.as_deref() };
+        let barrier = WalRecord::Barrier { below, low: &low, high: high.as_deref() };
         let began_ns = self.fabric().now_ns();
         let _room = loop {
             let seen = log.changes();

@@ -407,16 +407,8 @@ pub const MUTANTS: &[Mutant] = &[
     seen("leaves_records", &["processes-written-dlsm-moves"]),
     seen("ends_its_log_early", &["processes-written-dlsm-moves", "takeover-dlsm"]),
     seen("serves_before_fence", &["takeover-returns"]),
-    unseen(
-        "serves_before_rights_end",
-        &["takeover-zombies"],
-        "a stale lookup needs a client that has changed nothing at the fenced server; no scenario provokes it yet",
-    ),
-    unseen(
-        "answers_without_right",
-        &["takeover-zombies"],
-        "a stale lookup needs a client that has changed nothing at the fenced server; no scenario provokes it yet",
-    ),
+    seen("serves_before_rights_end", &["takeover-zombies"]),
+    seen("answers_without_right", &["takeover-stale-reads"]),
     unseen(
         "keeps_chunks_listed",
         &["takeover-blocks"],

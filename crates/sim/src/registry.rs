@@ -345,6 +345,7 @@ scenarios! {
     "takeover-moves"
     "takeover-pauses"
     "takeover-returns"
+    "takeover-stale-reads"
     "takeover-twice"
     "takeover-zombies"
 }

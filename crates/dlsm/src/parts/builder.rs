@@ -125,8 +125,9 @@ impl LoadedSsTables {
             let flushing = tree.until_begun(TreeRight::Flush, LsmShard::begin_flush).await?;
             let merging = tree.until_begun(TreeRight::Merge, LsmShard::begin_compaction).await?;
             tree.settle_change().await?;
-            tree.end_records().await?;
+            let below = tree.bound_of_records().await?;
             tree.check_no_records()?;
+            tree.end_records(below).await?;
             rights.insert(tree.shard.id, (*tree, flushing, merging));
         }
         let loaded = self.tables.take();

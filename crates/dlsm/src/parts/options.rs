@@ -15,9 +15,10 @@ const FILTER_PART: u64 = 128;
 /// Minimum number of extents in a chunk of a small shard. Chunks stay with their shard, so a mostly
 /// empty one keeps memory from others.
 const MIN_CHUNK_EXTENTS: u64 = 4;
-/// The smallest ring of a write-ahead log, and the largest one that options without a size lead to.
-const MIN_RING_BYTES: u64 = 4 << 10;
-const MAX_RING_BYTES: u64 = 16 << 20;
+/// The largest ring of a write-ahead log that options without a size lead to, in bytes.
+const USUAL_RING_BYTES: u64 = 16 << 20;
+/// Bytes of a record of the log, apart from its value: its key, and what is before it.
+const RECORD_BYTES: u64 = 1 << 10;
 /// A ring has at most one of this many parts of the pool.
 const RING_PARTS: u64 = 64;
 /// MemTables have whole pages.
@@ -93,14 +94,14 @@ impl DlsmServerOptions {
     }
 
     /// The size of the rings of the write-ahead log of a compute server that begins with `shards`
-    /// trees, in bytes. A ring holds at least two of the longest records.
+    /// trees, in bytes. The longest record has a quarter of a ring.
     pub(super) fn ring_bytes(&self, pool_bytes: u64, shards: usize) -> Result<u64, IndexError> {
         let tree = self.of_each(shards)?;
         let longest = self.longest_value.unwrap_or(tree.memtable.most_value_bytes()) as u64;
-        let least = (longest * 4 + MIN_RING_BYTES).next_multiple_of(PAGE_BYTES);
+        let least = (4 * (longest + RECORD_BYTES)).next_multiple_of(PAGE_BYTES);
         let usual = 2 * tree.memtable.bytes as u64 * shards.max(1) as u64;
         let wanted = match tree.log_ring_bytes {
-            0 => usual.min(MAX_RING_BYTES).min(pool_bytes / RING_PARTS),
+            0 => usual.min(USUAL_RING_BYTES).min(pool_bytes / RING_PARTS),
             bytes => bytes,
         };
         Ok(wanted.max(least) / PAGE_BYTES * PAGE_BYTES)

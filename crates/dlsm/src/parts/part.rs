@@ -20,7 +20,7 @@ use farleaf_index::{
 use farleaf_page::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
 use farleaf_page::table::KeyBuf;
 use farleaf_page::{Layout, OwnedKey, OwnedValue};
-use farleaf_pool::remote::{RemoteError, RpcClient, WalRecord, WalRoom, WalWriter};
+use farleaf_pool::remote::{ChangeSignal, RemoteError, RpcClient, WalRecord, WalRoom, WalWriter};
 use farleaf_pool::wire::Refusal;
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::ops::Bound;
@@ -29,6 +29,8 @@ use std::rc::Rc;
 /// Interval at which background tasks check whether they have ended, in nanoseconds. It is long,
 /// because each tree has such a task on each thread.
 const POLL_INTERVAL_NS: u64 = 20_000_000;
+/// The pause of a task whose flushes have made no room, in nanoseconds.
+const RELIEF_PAUSE_NS: u64 = 1_000_000;
 /// Interval at which a thread settles the extents of the tables that it has given up, in
 /// nanoseconds.
 const SETTLE_NS: u64 = 50_000_000;
@@ -45,6 +47,8 @@ pub(super) struct PartTrees<F: Fabric, L: Layout> {
     handles: Box<[TreeHandle<F, L>]>,
     /// The write-ahead log, if answers wait for it.
     pub(super) log: Option<Rc<WalWriter<F, L>>>,
+    /// Raised when the log needs room.
+    pressure: ChangeSignal,
     /// Whether a task flushes so that the log gets room.
     relieves: Cell<bool>,
     /// Tasks in the background that do so.
@@ -73,7 +77,8 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         let handles = (0..MAX_SHARDS).map(|_| OnceCell::new()).collect();
         let map = RefCell::new((owned.changes, owned.map));
         let (relieves, relievers) = (Cell::new(false), Cell::new(0));
-        Self { fabric, server: Arc::clone(server), map, handles, log, relieves, relievers }
+        let (server, pressure) = (Arc::clone(server), ChangeSignal::default());
+        Self { fabric, server, map, handles, log, pressure, relieves, relievers }
     }
 
     /// The current shard map. It stays valid for every shard that the caller has entered.
@@ -269,17 +274,35 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         };
         let value = value.as_ref().map(AsRef::as_ref).unwrap_or_default();
         let record = WalRecord::Put { key: key.as_ref(), value };
-        let mut began_ns = None;
+        if log.pressed().is_some() {
+            self.pressure.raise();
+            if self.relievers.get() == 0 {
+                // Whatever it fails with, there may be room.
+                let _ = self.relieve().await;
+            }
+        }
+        match log.reserve(&record) {
+            Ok(Some(room)) => return Ok(Some(room)),
+            Ok(None) => {}
+            // The tree's own limit says more than that of the ring.
+            Err(error) => {
+                let (tree, _visit) = self.enter_of(edit.key).await?;
+                let checked = tree.shard.options.memtable.check(key.as_ref().len(), value.len());
+                return Err(checked.map_err(IndexError::from).err().map_or(error, Into::into));
+            }
+        }
+        // Keys that have moved need no room.
+        drop(self.enter_of(edit.key).await?);
+        let began_ns = self.fabric.now_ns();
         loop {
             let seen = log.changes();
-            let is_relieved = self.relievers.get() > 0;
-            if !is_relieved && log.pressed().is_some() {
-                self.relieve().await?;
-            }
             if let Some(room) = log.reserve(&record)? {
                 return Ok(Some(room));
             }
-            let began_ns = *began_ns.get_or_insert_with(|| self.fabric.now_ns());
+            if self.relievers.get() == 0 {
+                let _ = self.relieve().await;
+            }
+            self.pressure.raise();
             log.until_progress(seen, began_ns).await?;
         }
     }
@@ -306,10 +329,16 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         self.relievers.set(self.relievers.get() + 1);
         let _reliever = Reliever(&self.relievers);
         while !ended() {
+            let seen = self.pressure.count();
             // What has failed is tried again.
-            let _ = log.write_waiting().await;
-            if self.relieve().await.is_err() || log.pressed().is_none() {
-                self.fabric.sleep(POLL_INTERVAL_NS).await;
+            let _ = self.relieve().await;
+            let pause_ns = match log.pressed() {
+                Some(_) => RELIEF_PAUSE_NS,
+                None => POLL_INTERVAL_NS,
+            };
+            self.pressure.sleep(&self.fabric, seen, pause_ns).await;
+            if self.pressure.count() == seen {
+                let _ = log.write_waiting().await;
             }
         }
     }

@@ -46,6 +46,8 @@ pub(super) async fn recover<F: Fabric, L: Layout>(
     if !records.is_empty() {
         let mut options = options.clone();
         options.tree.acknowledge = AcknowledgeName::Cached;
+        let longest = records.iter().filter_map(|(_, value)| Some(value.as_ref()?.len())).max();
+        options.longest_value = options.longest_value.max(longest);
         let server = Arc::new(DlsmServer::new(&options, compute_server, range.clone())?);
         pool.tell(&server)?;
         let part = PartTrees::new(fabric.clone(), &server, None);

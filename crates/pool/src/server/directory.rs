@@ -114,6 +114,11 @@ impl ShardDirectory {
         tables.filter_map(|table| PlacedSsTable::decode(&mut &table.words[..]).ok()).collect()
     }
 
+    /// The epoch of a shard, 0 if no process has ever had it.
+    pub(super) fn epoch_of(&self, shard: u64) -> u64 {
+        lock(&self.inner).shards.get(&shard).map_or(0, |shard| shard.epoch)
+    }
+
     /// Answers a request of compute server `client`. `allocate` allocates a chunk of at least so
     /// many bytes, for a request with this token.
     pub(super) fn answer<C: Cpu, L: Layout>(

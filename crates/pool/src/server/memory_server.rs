@@ -260,6 +260,11 @@ impl<L: Layout> MemoryServer<L> {
         self.directory.listed_tables(shard)
     }
 
+    /// The epoch of a shard in the directory, 0 if no process has ever had it.
+    pub fn shard_epoch(&self, shard: u64) -> u64 {
+        self.directory.epoch_of(shard)
+    }
+
     /// Refuses a key that belongs to another server.
     #[inline]
     fn mine(&self, key: &L::Key) -> Result<(), Refusal> {

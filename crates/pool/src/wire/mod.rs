@@ -28,7 +28,8 @@ pub use merge::{CompactionRequest, EPOCH_JOBS_LOG2, LANE_JOBS_LOG2};
 pub use offload::{AskOffload, OffloadRequest, OffloadTicket, TICKETS};
 pub use owners::{DEAD_OWNERS, LOG_SLOTS, OwnerRequest, log_slot_bytes};
 pub use pool::{
-    GIVE_BACK_NODES, LISTED_CHUNKS, LeaseState, MAX_LEASES, MAX_RINGS, PoolRequest, Usage,
+    GIVE_BACK_NODES, LISTED_CHUNKS, LeaseState, MAX_LEASES, MAX_RING_BYTES, MAX_RINGS,
+    MIN_RING_BYTES, PoolRequest, Usage,
 };
 pub use reply::{Refusal, Reply};
 pub use room::RecordRoom;

@@ -9,6 +9,10 @@ pub const GIVE_BACK_NODES: usize = 1024;
 pub const LISTED_CHUNKS: usize = 4096;
 /// Maximum number of rings of a compute server's write-ahead log.
 pub const MAX_RINGS: u16 = 1024;
+/// Sizes of such a ring, in bytes.
+pub const MIN_RING_BYTES: u64 = 4 << 10;
+/// The largest one.
+pub const MAX_RING_BYTES: u64 = 1 << 30;
 /// Maximum number of leases of a memory server, all of which are in one reply to
 /// [`PoolRequest::ListLeases`].
 pub const MAX_LEASES: usize = 1024;
@@ -101,18 +105,19 @@ messages! {
         /// Requests all leases. Answered by [`Reply::Leases`](super::Reply::Leases).
         46 => ListLeases,
         /// Requests the memory of a ring of a compute server's write-ahead log. Answered by
-        /// [`Reply::Chunk`](super::Reply::Chunk), the same each time, in all its lives. Its words
-        /// are zero at first.
+        /// [`Reply::Chunk`](super::Reply::Chunk), the same each time, in all its lives, unless a
+        /// larger ring is asked for. Its words are zero at first.
         53 => LogRing {
             /// The number of the compute server.
             compute_server: u16,
             /// The ring's number, below [`MAX_RINGS`].
             ring: u16,
-            /// Its size, if it does not exist yet.
+            /// Its least size: at least [`MIN_RING_BYTES`] and at most [`MAX_RING_BYTES`].
             bytes: u64,
         },
         /// Requests all rings of a compute server on this memory server. Answered by
-        /// [`Reply::Chunks`](super::Reply::Chunks), in the order of their numbers.
+        /// [`Reply::Chunks`](super::Reply::Chunks), in the order of their numbers, those that were
+        /// replaced by larger ones first.
         54 => LogRings {
             /// The number of the compute server.
             compute_server: u16,

@@ -297,8 +297,14 @@ impl<L: NamedLayout> ProcessShards<L> {
     pub(crate) fn look(&self) -> Result<(), String> {
         let shards = lock(&self.living).values().flat_map(|server| server.shards()).collect();
         let mut shards: Vec<Arc<LsmShard>> = shards;
-        // Between two owners, or before its first use, a shard is no one's.
-        shards.retain(|shard| shard.epoch() > 0);
+        // Between two owners, or before its first use, a shard is no one's. A process from which it
+        // was taken does not know that yet.
+        let has = |shard: &Arc<LsmShard>| {
+            let home = (shard.id() % self.pool.servers.len() as u64) as u16;
+            let listed = self.pool.living(home).map(|home| home.shard_epoch(shard.id()));
+            shard.epoch() > 0 && listed.is_none_or(|epoch| epoch == shard.epoch())
+        };
+        shards.retain(has);
         shards.iter().try_for_each(|shard| self.tree(shard).look().map_err(|f| of(shard, f)))?;
         apart(shards.iter())
     }

@@ -9,7 +9,9 @@ use farleaf_dlsm::{DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions};
 use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_index::partition::{ComputePool, end_former_incarnation, fence_former_incarnation};
-use farleaf_index::{AcknowledgeName, Design, EditAction, LeafEdit, RangeIndex, ScanRequest};
+use farleaf_index::{
+    AcknowledgeName, Design, EditAction, LeafEdit, PartIndex, RangeIndex, ScanRequest,
+};
 use farleaf_page::Fixed8;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,8 +20,8 @@ type Pool = Arc<ComputePool<ShardedDlsm, Fixed8>>;
 
 /// Two shards, with MemTables that hold everything.
 fn options(acknowledge: AcknowledgeName, log_ring_bytes: u64) -> ShardedOptions<u64> {
-    let mut tree = DlsmOptions { acknowledge, log_ring_bytes, ..DlsmOptions::default() };
-    tree.memtable.bytes = 1 << 20;
+    let sizes = DlsmOptions::with_table_bytes(1 << 20);
+    let tree = DlsmOptions { acknowledge, log_ring_bytes, ..sizes };
     let server = DlsmServerOptions { tree, longest_value: Some(8), ..Default::default() };
     ShardedOptions { within: vec![1_000], ..ShardedOptions::with_boundaries(vec![], server) }
 }
@@ -39,6 +41,10 @@ fn a_change_and_a_group_are_one_write_and_a_lookup_costs_nothing() {
     let pool = &pool(&options);
     cluster.run_one(|fabric| async move {
         let index = <ShardedDlsm as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
+        // The first writes ask for extents.
+        for key in [5, 1_005] {
+            index.upsert(&key, &1).await.unwrap();
+        }
         let upsert = async { assert_eq!(index.upsert(&7, &70).await, Ok(())) };
         assert_eq!(verbs(spent(&fabric, upsert).await), (0, 1, 0, 0, 0, 64));
         let remove = async { assert_eq!(index.remove(&7).await, Ok(true)) };

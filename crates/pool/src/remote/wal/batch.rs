@@ -35,8 +35,10 @@ pub enum WalRecord<'r> {
         /// The key.
         key: &'r [u8],
     },
-    /// Records of the range with lower numbers do not count any more (log.L5).
+    /// Records of the range with numbers below a bound do not count any more (log.L5).
     Barrier {
+        /// The bound, which is below the barrier's own number.
+        below: u64,
         /// The lowest key of the range.
         low: &'r [u8],
         /// The end of the range, which is not in it. `None` if it has no end.
@@ -49,15 +51,24 @@ impl<'r> WalRecord<'r> {
         match self {
             Self::Put { key, value } => (PUT, key, value),
             Self::Tombstone { key } => (TOMBSTONE, key, &[]),
-            Self::Barrier { low, high: Some(high) } => (BARRIER, low, high),
-            Self::Barrier { low, high: None } => (ENDLESS_BARRIER, low, &[]),
+            Self::Barrier { low, high: Some(high), .. } => (BARRIER, low, high),
+            Self::Barrier { low, high: None, .. } => (ENDLESS_BARRIER, low, &[]),
+        }
+    }
+
+    /// The bound of a barrier.
+    fn below(&self) -> Option<u64> {
+        match self {
+            Self::Barrier { below, .. } => Some(*below),
+            Self::Put { .. } | Self::Tombstone { .. } => None,
         }
     }
 
     /// Words that it takes in a batch.
     pub(super) fn words(&self) -> u64 {
         let (_, key, value) = self.parts();
-        (RECORD_HEADER_WORDS + key.len().div_ceil(8) + value.len().div_ceil(8)) as u64
+        let bytes = key.len().div_ceil(8) + value.len().div_ceil(8);
+        (RECORD_HEADER_WORDS + bytes) as u64 + u64::from(self.below().is_some())
     }
 }
 
@@ -111,6 +122,7 @@ impl OpenBatch {
         let lengths = (key.len() as u64) << 8 | (value.len() as u64) << 32;
         self.words.extend([u64::from(kind) | lengths, number]);
         push_bytes(key, &mut self.words);
+        self.words.extend(record.below());
         push_bytes(value, &mut self.words);
         self.records += 1;
         self.numbers = (self.numbers.0.min(number), self.numbers.1.max(number));
@@ -139,8 +151,8 @@ fn sum(seed: u64, batch: &[u64]) -> u64 {
 pub(super) enum FoundRecord {
     /// A key with its value, if it has one.
     Key(Vec<u8>, Option<Vec<u8>>),
-    /// A barrier, and the end of its range.
-    Barrier(Vec<u8>, Option<Vec<u8>>),
+    /// A barrier: its bound, and its range.
+    Barrier(u64, Vec<u8>, Option<Vec<u8>>),
 }
 
 /// A batch as it was found.
@@ -174,12 +186,17 @@ fn take_record(words: &mut &[u64]) -> Option<(u64, FoundRecord)> {
     let [head, number, ..] = **words else { return None };
     *words = &words[RECORD_HEADER_WORDS..];
     let key = take_bytes(words, (head >> 8 & 0xff_ffff) as usize)?;
+    let mut below = 0;
+    if [BARRIER, ENDLESS_BARRIER].contains(&(head as u8)) {
+        let (bound, rest) = words.split_first()?;
+        (below, *words) = (*bound, rest);
+    }
     let value = take_bytes(words, (head >> 32) as usize)?;
     let record = match head as u8 {
         PUT => FoundRecord::Key(key, Some(value)),
         TOMBSTONE => FoundRecord::Key(key, None),
-        BARRIER => FoundRecord::Barrier(key, Some(value)),
-        ENDLESS_BARRIER => FoundRecord::Barrier(key, None),
+        BARRIER => FoundRecord::Barrier(below, key, Some(value)),
+        ENDLESS_BARRIER => FoundRecord::Barrier(below, key, None),
         _ => return None,
     };
     Some((number, record))
@@ -195,8 +212,8 @@ mod tests {
         let mut open = OpenBatch::new();
         open.push(7, &WalRecord::Put { key: b"key", value: b"nine bytes" });
         open.push(5, &WalRecord::Tombstone { key: b"" });
-        open.push(8, &WalRecord::Barrier { low: b"a", high: Some(b"b") });
-        open.push(9, &WalRecord::Barrier { low: b"c", high: None });
+        open.push(8, &WalRecord::Barrier { below: 6, low: b"a", high: Some(b"b") });
+        open.push(9, &WalRecord::Barrier { below: 7, low: b"c", high: None });
         assert_eq!(open.numbers, (5, 9));
         let at = GlobalAddr::new(ServerId::new(1), 4096);
         let (mut ring, of_life) = (vec![0; 64], seed(77, at));
@@ -207,8 +224,8 @@ mod tests {
         let records = vec![
             (7, FoundRecord::Key(bytes(b"key"), Some(bytes(b"nine bytes")))),
             (5, FoundRecord::Key(Vec::new(), None)),
-            (8, FoundRecord::Barrier(bytes(b"a"), Some(bytes(b"b")))),
-            (9, FoundRecord::Barrier(bytes(b"c"), None)),
+            (8, FoundRecord::Barrier(6, bytes(b"a"), Some(bytes(b"b")))),
+            (9, FoundRecord::Barrier(7, bytes(b"c"), None)),
         ];
         assert_eq!((found.low, found.records), (3, records));
         for other in [seed(78, at), seed(77, at.plus(8))] {

@@ -3,6 +3,7 @@
 //!
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
+use super::batch::OpenBatch;
 use super::ring::Ring;
 use crate::remote::ChangeSignal;
 use crate::wire::MAX_RINGS;
@@ -23,6 +24,11 @@ pub trait WalSource: Debug + Send + Sync {
     fn low(&self) -> u64;
 }
 
+/// On a cache line of its own: each ring's writer changes it with each record.
+#[derive(Debug)]
+#[repr(align(128))]
+struct PendingLine(AtomicU64);
+
 /// The log of one compute server.
 #[derive(Debug)]
 pub struct Wal {
@@ -30,12 +36,13 @@ pub struct Wal {
     ring_bytes: u64,
     /// 0 before the first writer was opened.
     life: AtomicU64,
-    /// The lowest number of each ring that is not durable, and of the orphans.
-    pending: Box<[AtomicU64]>,
+    /// The lowest number of each ring that is not durable, and of the orphans. Those of rings that
+    /// were used are read under the mutex, under which numbers move from one to another.
+    pending: Box<[PendingLine]>,
     durable: AtomicU64,
     /// The highest low that a durable batch has told.
     durable_low: AtomicU64,
-    /// Raised when a batch has become durable, and when a number was abandoned.
+    /// Raised when a batch has become durable, and when room was given back that others wait for.
     pub(super) progress: ChangeSignal,
     inner: Mutex<WalInner>,
 }
@@ -46,8 +53,16 @@ struct WalInner {
     rings: u16,
     /// Rings at rest.
     idle: Vec<Ring>,
+    /// Numbers of rings that could not be opened.
+    free: Vec<u16>,
     /// Batches of writers that have ended before these were durable.
-    orphans: Vec<super::batch::OpenBatch>,
+    orphans: Vec<OpenBatch>,
+}
+
+impl WalInner {
+    fn lowest_orphan(&self) -> u64 {
+        self.orphans.iter().map(|batch| batch.numbers.0).min().unwrap_or(NOTHING)
+    }
 }
 
 impl Wal {
@@ -57,7 +72,7 @@ impl Wal {
             source,
             ring_bytes,
             life: AtomicU64::new(super::NO_LIFE),
-            pending: (0..=ORPHANS).map(|_| AtomicU64::new(NOTHING)).collect(),
+            pending: (0..=ORPHANS).map(|_| PendingLine(AtomicU64::new(NOTHING))).collect(),
             durable: AtomicU64::new(0),
             durable_low: AtomicU64::new(0),
             progress: ChangeSignal::default(),
@@ -83,11 +98,19 @@ impl Wal {
         if let Some(ring) = inner.idle.pop() {
             return Some(Ok(ring));
         }
+        if let Some(number) = inner.free.pop() {
+            return Some(Err(number));
+        }
         let number = inner.rings;
         (number < MAX_RINGS).then(|| {
             inner.rings += 1;
             Err(number)
         })
+    }
+
+    /// Takes back the number of a ring that could not be opened.
+    pub(super) fn give_number(&self, number: u16) {
+        lock(&self.inner).free.push(number);
     }
 
     /// Takes back the ring of a writer that has ended. A WRITE that has not completed may still
@@ -100,29 +123,27 @@ impl Wal {
             Ok(ring) => inner.idle.push(ring),
             Err(unfinished) => inner.orphans.extend(unfinished),
         }
-        let lowest = inner.orphans.iter().map(|batch| batch.numbers.0).min();
-        // First here, so that the bound sees each number in one of the two places.
-        self.pending[ORPHANS].store(lowest.unwrap_or(NOTHING), Ordering::Release);
-        self.pending[number].store(NOTHING, Ordering::Release);
+        self.pending[ORPHANS].0.store(inner.lowest_orphan(), Ordering::Release);
+        self.pending[number].0.store(NOTHING, Ordering::Release);
         drop(inner);
         self.progress.raise();
     }
 
     /// Gives the batches of writers that have ended to the ring of another one.
-    pub(super) fn adopt_orphans(&self, ring: &mut Ring) {
-        if self.pending[ORPHANS].load(Ordering::Acquire) == NOTHING {
+    pub(super) fn adopt_orphans(&self, ring: &mut Ring, reserved: u64) {
+        if self.pending[ORPHANS].0.load(Ordering::Acquire) == NOTHING {
             return;
         }
         let mut inner = lock(&self.inner);
-        ring.adopt(std::mem::take(&mut inner.orphans));
+        ring.adopt(&mut inner.orphans, reserved);
         self.note_pending(ring);
-        self.pending[ORPHANS].store(NOTHING, Ordering::Release);
+        self.pending[ORPHANS].0.store(inner.lowest_orphan(), Ordering::Release);
     }
 
     /// Notes the lowest number of `ring` that is not durable.
     pub(super) fn note_pending(&self, ring: &Ring) {
         let lowest = ring.lowest_pending().unwrap_or(NOTHING);
-        self.pending[usize::from(ring.number)].store(lowest, Ordering::Release);
+        self.pending[usize::from(ring.number)].0.store(lowest, Ordering::Release);
     }
 
     /// The highest number that is known to be durable with all below it.
@@ -136,8 +157,12 @@ impl Wal {
     pub fn advance(&self) -> u64 {
         // First the numbers, then the rings: a record is in a ring before its number is settled.
         let settled = self.source.settled();
-        let pending = self.pending.iter().map(|ring| ring.load(Ordering::Acquire));
+        let inner = lock(&self.inner);
+        let used = &self.pending[..usize::from(inner.rings)];
+        let pending = used.iter().chain([&self.pending[ORPHANS]]);
+        let pending = pending.map(|ring| ring.0.load(Ordering::Acquire));
         let bound = pending.fold(settled.saturating_add(1), u64::min).saturating_sub(1);
+        drop(inner);
         self.durable.fetch_max(bound, Ordering::AcqRel).max(bound)
     }
 

@@ -6,12 +6,14 @@ use super::batch::{FoundBatch, FoundRecord, seed};
 use super::writer::{is_ring, write_words};
 use super::{NO_LIFE, RING_HEADER_WORDS, server_of};
 use crate::remote::{Backoff, READ_RETRIES, RemoteError, RpcClient};
-use crate::wire::{PoolRequest, Reply};
+use crate::wire::{MAX_RINGS, PoolRequest, Reply};
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{BUFFER_BYTES, Fabric, FabricError, GlobalAddr};
 use farleaf_page::Layout;
 use std::collections::BTreeMap;
 
+/// Maximum number of rings of a log, with those that have been replaced by larger ones.
+const MAX_LISTED: usize = 4 * MAX_RINGS as usize;
 /// Maximum number of READs at a time.
 const MAX_CONCURRENT: usize = 16;
 
@@ -28,14 +30,14 @@ impl RecoveredWal {
         let low = batches.iter().map(|batch| batch.low).max().unwrap_or(0);
         let records = || batches.iter().flat_map(|batch| &batch.records);
         let barriers: Vec<_> = records()
-            .filter_map(|(number, record)| match record {
-                FoundRecord::Barrier(from, to) => Some((*number, from, to)),
+            .filter_map(|(_, record)| match record {
+                FoundRecord::Barrier(below, from, to) => Some((*below, from, to)),
                 FoundRecord::Key(..) => None,
             })
             .collect();
         let is_ended = |number: u64, key: &Vec<u8>| {
-            barriers.iter().any(|(at, from, to)| {
-                number < *at && key >= *from && to.as_ref().is_none_or(|to| key < to)
+            barriers.iter().any(|(below, from, to)| {
+                number < *below && key >= *from && to.as_ref().is_none_or(|to| key < to)
             })
         };
         let mut latest = BTreeMap::<&Vec<u8>, (u64, &Option<Vec<u8>>)>::new();
@@ -55,7 +57,7 @@ impl RecoveredWal {
 }
 
 /// The rings of a compute server; that with the life's number comes first.
-async fn rings<F: Fabric, L: Layout>(
+pub(super) async fn rings<F: Fabric, L: Layout>(
     rpc: &RpcClient<F, L>,
     compute_server: u16,
 ) -> Result<Vec<(GlobalAddr, u64)>, RemoteError> {
@@ -72,6 +74,9 @@ async fn rings<F: Fabric, L: Layout>(
             return Ok(Vec::new()); // no life had a log
         }
         all.extend(chunks);
+        if all.len() > MAX_LISTED {
+            return Err(bad_reply);
+        }
     }
     Ok(all)
 }
@@ -166,9 +171,9 @@ mod tests {
         (number, FoundRecord::Key(bytes(key), Some(bytes(value))))
     }
 
-    fn barrier(number: u64, low: &str, high: Option<&str>) -> (u64, FoundRecord) {
+    fn barrier(below: u64, low: &str, high: Option<&str>) -> (u64, FoundRecord) {
         let bytes = |text: &str| text.as_bytes().to_vec();
-        (number, FoundRecord::Barrier(bytes(low), high.map(bytes)))
+        (below + 3, FoundRecord::Barrier(below, bytes(low), high.map(bytes)))
     }
 
     fn counts(batches: &[(u64, Vec<(u64, FoundRecord)>)]) -> String {

@@ -13,10 +13,14 @@ use std::collections::VecDeque;
 /// many parts of the ring.
 const BATCH_WORDS: u64 = 512;
 const BATCH_PART: u64 = 8;
+/// The longest record has at most one of this many parts of the ring.
+pub(super) const LONGEST_PART: u64 = 4;
 /// Maximum number of batches of a ring that are written at the same time.
 const MAX_IN_FLIGHT: usize = 2;
 /// A ring is pressed when more than one of this many parts is in use.
 const PRESSED_PART: u64 = 2;
+/// Batches without records for which a ring keeps room.
+const LOW_BATCHES: u64 = 3;
 /// The low is asked for again after one of this many parts of the ring.
 const LOW_PART: u64 = 64;
 
@@ -35,8 +39,12 @@ struct PlacedBatch {
     words: Arc<[u64]>,
     numbers: (u64, u64),
     low: u64,
+    /// How often the low was asked for until this batch.
+    lows: u64,
     /// Whether a task writes it.
     is_driven: bool,
+    /// Whether a task has written it that did not see the end.
+    is_doubtful: bool,
 }
 
 /// A batch to write.
@@ -45,6 +53,8 @@ pub(super) struct BatchToWrite {
     pub(super) position: u64,
     pub(super) at: GlobalAddr,
     pub(super) words: Arc<[u64]>,
+    /// Whether an earlier WRITE of it may still land: the connection must be reset first.
+    pub(super) is_doubtful: bool,
 }
 
 /// One ring.
@@ -64,8 +74,8 @@ pub(super) struct Ring {
     open: VecDeque<OpenBatch>,
     /// The position at which the low was asked for, and the answer.
     low: (u64, u64),
-    /// Whether the next batch asks for the low.
-    tells_low: bool,
+    /// How often the low was wanted, asked for by a batch, and told by a durable one.
+    lows: (u64, u64, u64),
 }
 
 impl Ring {
@@ -80,7 +90,7 @@ impl Ring {
             placed: Vec::new(),
             open: VecDeque::new(),
             low: (0, 0),
-            tells_low: false,
+            lows: (0, 0, 0),
         }
     }
 
@@ -99,17 +109,17 @@ impl Ring {
         self.head - tail + self.open.iter().map(OpenBatch::words).sum::<u64>()
     }
 
-    /// Whether there is room for `reserved` words besides a record of `words` words, which may get
-    /// a batch of its own, and for a batch that tells the low (log.L6).
+    /// Whether there is room for `reserved` words and `words` more (log.L6). What is left has room
+    /// for batches that tell the low, and for what the longest batch may leave unused at the end of
+    /// the ring, whichever comes there.
     pub(super) fn has_room(&self, words: u64, reserved: u64) -> bool {
-        // What a batch may leave unused at the end of the ring, and the batch for the low.
-        let spare = self.batch_words().max(words) + 2 * BATCH_HEADER_WORDS as u64;
+        let spare = self.words / LONGEST_PART + LOW_BATCHES * BATCH_HEADER_WORDS as u64;
         self.used() + reserved + words + spare <= self.words
     }
 
-    /// Whether a ring that is empty has room for a record of `words` words, twice.
+    /// Whether the ring takes records of `words` words, with the head of a batch of their own.
     pub(super) fn can_hold(&self, words: u64) -> bool {
-        words.saturating_mul(4) + 2 * self.batch_words() <= self.words
+        words <= self.words / LONGEST_PART
     }
 
     /// Whether so much is in use that MemTables should be flushed, however little is in them.
@@ -135,17 +145,28 @@ impl Ring {
         }
     }
 
-    /// Lets the next batch tell the low. Adds one without records if there is none.
-    pub(super) fn push_low(&mut self) {
-        self.tells_low = true;
+    /// Lets the next batch tell the low. Adds one without records if there is none. Returns a
+    /// number for [`Self::has_told`].
+    pub(super) fn push_low(&mut self) -> u64 {
+        if self.lows.0 == self.lows.1 {
+            self.lows.0 += 1;
+        }
         if self.open.is_empty() {
             self.open.push_back(OpenBatch::new());
         }
+        self.lows.0
     }
 
-    /// Adds batches of other writers.
-    pub(super) fn adopt(&mut self, batches: Vec<OpenBatch>) {
-        self.open.extend(batches);
+    /// Whether a durable batch tells a low that was asked for after this [`Self::push_low`].
+    pub(super) fn has_told(&self, low: u64) -> bool {
+        self.lows.2 >= low
+    }
+
+    /// Adds batches of other writers, as many as there is room for beside `reserved` words.
+    pub(super) fn adopt(&mut self, batches: &mut Vec<OpenBatch>, reserved: u64) {
+        while let Some(batch) = batches.pop_if(|batch| self.has_room(batch.words(), reserved)) {
+            self.open.push_back(batch);
+        }
     }
 
     /// The lowest number that is not durable.
@@ -157,7 +178,18 @@ impl Ring {
     /// Whether there is a batch that no task writes, and that may be written now.
     pub(super) fn has_work(&self) -> bool {
         self.placed.iter().any(|batch| !batch.is_driven)
-            || (!self.open.is_empty() && self.placed.len() < MAX_IN_FLIGHT)
+            || (self.placed.len() < MAX_IN_FLIGHT && self.next_position().is_some())
+    }
+
+    /// The position of the next batch. `None` if there is no batch, or, whatever was reserved, no
+    /// room: nothing that counts is ever overwritten.
+    fn next_position(&self) -> Option<u64> {
+        let words = self.open.front()?.words();
+        let left = self.words - self.head % self.words;
+        // No batch crosses the end.
+        let position = if words > left { self.head + left } else { self.head };
+        let tail = self.in_ring.front().map_or(position, |batch| batch.position);
+        (position + words - tail <= self.words).then_some(position)
     }
 
     /// Takes a batch to write: one whose task was dropped, or else the next one. `low` is asked for
@@ -165,30 +197,36 @@ impl Ring {
     pub(super) fn take(&mut self, low: impl FnOnce() -> u64) -> Option<BatchToWrite> {
         if let Some(batch) = self.placed.iter_mut().find(|batch| !batch.is_driven) {
             batch.is_driven = true;
-            let (position, words) = (batch.position, Arc::clone(&batch.words));
-            return Some(BatchToWrite { position, at: self.place(position), words });
+            let (position, is_doubtful) = (batch.position, batch.is_doubtful);
+            let words = Arc::clone(&batch.words);
+            return Some(BatchToWrite { position, at: self.place(position), words, is_doubtful });
         }
         if self.placed.len() >= MAX_IN_FLIGHT {
             return None;
         }
+        let position = self.next_position()?;
         let open = self.open.pop_front()?;
-        let words = open.words();
-        let left = self.words - self.head % self.words;
-        if words > left {
-            self.head += left; // no batch crosses the end
-        }
-        let position = self.head;
-        self.head += words;
+        self.head = position + open.words();
         let is_due = position >= self.low.0 + self.words / LOW_PART;
-        if std::mem::take(&mut self.tells_low) || is_due {
+        if self.lows.1 < self.lows.0 || is_due {
             self.low = (position, self.low.1.max(low()));
+            self.lows.1 = self.lows.0;
         }
-        let (numbers, low) = (open.numbers, self.low.1);
+        let (numbers, low, lows) = (open.numbers, self.low.1, self.lows.1);
         let words: Arc<[u64]> = open.seal(self.seed, position, low).into();
         self.in_ring.push_back(LiveBatch { position, highest: numbers.1, is_durable: false });
         let at = self.place(position);
-        let batch = BatchToWrite { position, at, words: Arc::clone(&words) };
-        self.placed.push(PlacedBatch { position, words, numbers, low, is_driven: true });
+        let (is_driven, is_doubtful) = (true, false);
+        let batch = BatchToWrite { position, at, words: Arc::clone(&words), is_doubtful };
+        self.placed.push(PlacedBatch {
+            position,
+            words,
+            numbers,
+            low,
+            lows,
+            is_driven,
+            is_doubtful,
+        });
         Some(batch)
     }
 
@@ -199,7 +237,7 @@ impl Ring {
     /// No task writes the batch at `position` any more, which may not be durable.
     pub(super) fn dropped(&mut self, position: u64) {
         for batch in self.placed.iter_mut().filter(|batch| batch.position == position) {
-            batch.is_driven = false;
+            (batch.is_driven, batch.is_doubtful) = (false, true);
         }
     }
 
@@ -209,7 +247,8 @@ impl Ring {
             batch.is_durable = true;
         }
         let told = self.placed.iter().find(|batch| batch.position == position);
-        let low = told.map_or(0, |batch| batch.low);
+        let (low, lows) = told.map_or((0, 0), |batch| (batch.low, batch.lows));
+        self.lows.2 = self.lows.2.max(lows);
         self.placed.retain(|batch| batch.position != position);
         low
     }
@@ -272,12 +311,11 @@ mod tests {
     #[test]
     fn the_end_of_the_ring_is_skipped_and_the_latest_batch_stays() {
         let mut ring = ring(2048);
-        let (mut positions, mut number) = (Vec::new(), 0);
+        let mut number = 0;
         while ring.has_room(BATCH_HEADER_WORDS as u64 + PUT.words(), 0) {
             number += 1;
             ring.push(number, &PUT);
             let batch = ring.take(|| 0).unwrap();
-            positions.push(batch.position);
             ring.landed(batch.position);
             ring.release(0);
         }
@@ -293,7 +331,40 @@ mod tests {
             assert!(batch.position % 2048 + batch.words.len() as u64 <= 2048);
             let low = ring.landed(batch.position);
             ring.release(low);
-            assert!(low < number || low == number);
+            assert!(low <= number);
+        }
+    }
+
+    /// The longest records beside short ones, at the end of the ring, with all room reserved: once
+    /// the space that a long batch leaves unused there was not counted, and the next batches
+    /// overwrote the oldest ones.
+    #[test]
+    fn nothing_is_overwritten_before_it_is_free() {
+        for seed in 0..200_u64 {
+            let mut ring = ring(1_024);
+            let (mut random, mut number, mut low) = (seed * 2 + 1, 0_u64, 0);
+            for _ in 0..400 {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let long = [7; 1_960];
+                let value = &long[..if random % 5 == 0 { 1_960 } else { random as usize % 64 }];
+                let record = WalRecord::Put { key: b"", value };
+                let words = record.words() + BATCH_HEADER_WORDS as u64;
+                assert!(ring.can_hold(words));
+                if !ring.has_room(words, 0) {
+                    low = (number + 1).saturating_sub(random % 2);
+                    ring.push_low();
+                } else {
+                    number += 1;
+                    ring.push(number, &record);
+                }
+                let Some(batch) = ring.take(|| low) else { panic!("no room, seed {seed}") };
+                ring.landed(batch.position);
+                let tail = ring.in_ring.front().unwrap().position;
+                assert!(batch.position + batch.words.len() as u64 - tail <= 1_024);
+                ring.release(low);
+            }
         }
     }
 
@@ -304,9 +375,11 @@ mod tests {
             first.push(number, &PUT);
             first.take(|| 0);
         }
-        let unfinished = first.into_unfinished().unwrap_err();
+        let mut unfinished = first.into_unfinished().unwrap_err();
         let mut other = ring(4096);
-        other.adopt(unfinished);
+        other.adopt(&mut unfinished, 4096);
+        assert_eq!(unfinished.len(), 3, "there is no room beside what is reserved");
+        other.adopt(&mut unfinished, 0);
         let mut numbers = Vec::new();
         while let Some(batch) = other.take(|| 0) {
             let found = super::super::batch::FoundBatch::at(
@@ -322,6 +395,7 @@ mod tests {
             numbers.extend(found.unwrap().records.into_iter().map(|(number, _)| number));
             other.landed(batch.position);
         }
+        numbers.sort_unstable();
         assert_eq!(numbers, [1, 2, 3]);
         assert!(other.into_unfinished().is_ok());
     }

@@ -8,11 +8,12 @@
 
 use super::batch::{BATCH_HEADER_WORDS, WalRecord};
 use super::log::Wal;
+use super::recovery::rings;
 use super::ring::{BatchToWrite, Ring};
-use super::{RING_HEADER_WORDS, server_of};
+use super::server_of;
 use crate::remote::pieces::{Pieces, pieces};
 use crate::remote::{Backoff, RemoteError, RpcClient};
-use crate::wire::{PoolRequest, Reply};
+use crate::wire::{MAX_RING_BYTES, MIN_RING_BYTES, PoolRequest, Reply};
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_page::{Layout, rules};
@@ -36,6 +37,8 @@ pub struct WalWriter<F: Fabric, L: Layout> {
     ring: RefCell<Option<Ring>>,
     /// Words that operations have reserved.
     reserved: Cell<u64>,
+    /// Operations that wait for room.
+    waiting: Cell<usize>,
 }
 
 /// Room for a record (log.L6). Dropping it gives it back.
@@ -43,11 +46,26 @@ pub struct WalWriter<F: Fabric, L: Layout> {
 pub struct WalRoom<'w> {
     reserved: &'w Cell<u64>,
     words: u64,
+    /// Of the writer: who waits for room, and the signal that wakes them.
+    waiting: &'w Cell<usize>,
+    wal: &'w Wal,
 }
 
 impl Drop for WalRoom<'_> {
     fn drop(&mut self) {
         self.reserved.set(self.reserved.get() - self.words);
+        if self.waiting.get() > 0 {
+            self.wal.progress.raise();
+        }
+    }
+}
+
+/// An operation that waits for room.
+struct RoomWaiter<'w>(&'w Cell<usize>);
+
+impl Drop for RoomWaiter<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 
@@ -98,10 +116,8 @@ pub(super) async fn write_words<F: Fabric>(
             };
             match &outcome {
                 Ok(()) => break,
-                Err(FabricError::Indeterminate { .. }) => {
-                    // The WRITE may still land, after the place has been used again (F9).
-                    let _ = fabric.reset(at.server()).await;
-                }
+                // The WRITE could still land after the place has been used again (F9).
+                Err(FabricError::Indeterminate { .. }) => fabric.reset(at.server()).await?,
                 Err(FabricError::NoBuffer { .. } | FabricError::QueueFull { .. }) => {}
                 Err(_) => break,
             }
@@ -132,20 +148,18 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
         let rpc = RpcClient::<F, L>::new(fabric);
         let ring = match wal.take_ring() {
             Some(Ok(ring)) => ring,
-            Some(Err(number)) => {
-                // Whoever comes first: no batch may land before the word with the life.
-                let (first, _) = ring_of(&rpc, wal, (compute_server, 0)).await?;
-                write_words(rpc.fabric(), first, &[life]).await?;
-                Ring::new(number, ring_of(&rpc, wal, (compute_server, number)).await?, life)
-            }
+            Some(Err(number)) => match new_ring(&rpc, wal, (compute_server, number), life).await {
+                Ok(ring) => ring,
+                Err(error) => {
+                    wal.give_number(number);
+                    return Err(error);
+                }
+            },
             None => return Err(RemoteError::Contended { retries: 0 }),
         };
-        Ok(Self {
-            rpc,
-            wal: Arc::clone(wal),
-            ring: RefCell::new(Some(ring)),
-            reserved: Cell::new(0),
-        })
+        let ring = RefCell::new(Some(ring));
+        let (reserved, waiting) = (Cell::new(0), Cell::new(0));
+        Ok(Self { rpc, wal: Arc::clone(wal), ring, reserved, waiting })
     }
 
     fn fabric(&self) -> &F {
@@ -172,7 +186,12 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
     pub fn reserve(&self, record: &WalRecord<'_>) -> Result<Option<WalRoom<'_>>, RemoteError> {
         let words = record.words() + BATCH_HEADER_WORDS as u64;
         let reserved = self.reserved.get();
-        let found = self.with_ring(|ring| (ring.can_hold(words), ring.has_room(words, reserved)));
+        let found = self.with_ring(|ring| {
+            if !ring.has_room(words, reserved) {
+                ring.release(self.released_low());
+            }
+            (ring.can_hold(words), ring.has_room(words, reserved))
+        });
         match found.unwrap_or_default() {
             (false, _) => Err(RemoteError::InvalidArgument(
                 "a record is too long for the write-ahead log; give the log larger rings",
@@ -180,14 +199,29 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
             (_, false) => Ok(None),
             (_, true) => {
                 self.reserved.set(reserved + words);
-                Ok(Some(WalRoom { reserved: &self.reserved, words }))
+                let Self { reserved, waiting, wal, .. } = self;
+                Ok(Some(WalRoom { reserved, words, waiting, wal }))
             }
         }
     }
 
     /// The number up to which everything should be flushed, if the ring is more than half full.
     pub fn pressed(&self) -> Option<u64> {
-        self.with_ring(|ring| ring.is_pressed().then(|| ring.pressing_number())).flatten()
+        self.with_ring(|ring| {
+            if ring.is_pressed() {
+                ring.release(self.released_low());
+            }
+            ring.is_pressed().then(|| ring.pressing_number())
+        })
+        .flatten()
+    }
+
+    /// The low below which the space of records may be used again (log.L4).
+    fn released_low(&self) -> u64 {
+        match self.fabric().breaks(rules::LOG_SPACE_TOLD) {
+            true => u64::MAX,
+            false => self.wal.durable_low(),
+        }
     }
 
     /// Appends a record that has reserved its room. Its number is announced (log.L1).
@@ -235,6 +269,8 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
     /// # Errors
     /// [`RemoteError::Contended`] if the wait, which began at `began_ns`, has lasted too long.
     pub async fn until_progress(&self, seen: u64, began_ns: u64) -> Result<(), RemoteError> {
+        self.waiting.set(self.waiting.get() + 1);
+        let _waiter = RoomWaiter(&self.waiting);
         if self.fabric().now_ns().saturating_sub(began_ns) > PATIENCE_NS {
             return Err(RemoteError::Contended { retries: 0 });
         }
@@ -249,7 +285,7 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
 
     fn has_work(&self) -> bool {
         self.with_ring(|ring| {
-            self.wal.adopt_orphans(ring);
+            self.wal.adopt_orphans(ring, self.reserved.get());
             ring.has_work()
         })
         .unwrap_or(false)
@@ -267,27 +303,26 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
     }
 
     /// Tells the low in a batch, and waits until that is durable, so that the space of what is in
-    /// the pool becomes free (log.L4).
+    /// the pool becomes free (log.L4). What is told may be less than the low is now: a MemTable that
+    /// was empty holds it down with its first record.
     ///
     /// # Errors
     /// [`RemoteError`].
     pub async fn tell_low(&self) -> Result<(), RemoteError> {
-        let low = self.wal.low();
-        if low <= self.wal.durable_low() {
-            return Ok(());
-        }
-        self.with_ring(Ring::push_low);
-        self.write_waiting().await?;
-        let began_ns = self.fabric().now_ns();
-        loop {
-            let seen = self.changes();
-            if low <= self.wal.durable_low() {
-                self.with_ring(|ring| ring.release(self.wal.durable_low()));
-                return Ok(());
+        if self.wal.low() > self.wal.durable_low() {
+            let asked = self.with_ring(Ring::push_low).unwrap_or_default();
+            let began_ns = self.fabric().now_ns();
+            loop {
+                let seen = self.changes();
+                self.write_waiting().await?;
+                if self.with_ring(|ring| ring.has_told(asked)).unwrap_or(true) {
+                    break;
+                }
+                self.until_progress(seen, began_ns).await?;
             }
-            self.write_waiting().await?;
-            self.until_progress(seen, began_ns).await?;
         }
+        self.with_ring(|ring| ring.release(self.released_low()));
+        Ok(())
     }
 
     /// Writes the batch that is due, if no other task does.
@@ -295,9 +330,15 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
         let Some(batch) = self.with_ring(|ring| ring.take(|| self.wal.low())).flatten() else {
             return Ok(());
         };
-        let BatchToWrite { position, at, words } = batch;
+        let BatchToWrite { position, at, words, is_doubtful } = batch;
         let mut driven = DrivenBatch { ring: &self.ring, position: Some(position) };
-        let written = write_words(self.fabric(), at, &words).await;
+        let written = async {
+            if is_doubtful {
+                self.fabric().reset(at.server()).await?;
+            }
+            write_words(self.fabric(), at, &words).await
+        };
+        let written = written.await;
         if let Err(error) = written {
             drop(driven);
             self.wal.progress.raise(); // another task tries
@@ -307,11 +348,7 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
         drop(driven);
         self.with_ring(|ring| {
             self.wal.note_durable_low(ring.landed(position));
-            let low = match self.fabric().breaks(rules::LOG_SPACE_TOLD) {
-                true => u64::MAX,
-                false => self.wal.durable_low(),
-            };
-            ring.release(low);
+            ring.release(self.released_low());
             self.wal.note_pending(ring);
         });
         self.wal.progressed();
@@ -325,6 +362,21 @@ impl<F: Fabric, L: Layout> Drop for WalWriter<F, L> {
             self.wal.give_ring(ring);
         }
     }
+}
+
+/// A ring of this life. Whoever opens one writes the number of the life first: no batch may land
+/// before it.
+async fn new_ring<F: Fabric, L: Layout>(
+    rpc: &RpcClient<F, L>,
+    wal: &Wal,
+    (compute_server, number): (u16, u16),
+    life: u64,
+) -> Result<Ring, RemoteError> {
+    ring_of(rpc, wal, (compute_server, 0)).await?;
+    let first = rings(rpc, compute_server).await?;
+    let (first, _) = first.first().ok_or(RemoteError::Contended { retries: 0 })?;
+    write_words(rpc.fabric(), *first, &[life]).await?;
+    Ok(Ring::new(number, ring_of(rpc, wal, (compute_server, number)).await?, life))
 }
 
 /// The memory of a ring.
@@ -346,6 +398,6 @@ pub(super) fn is_ring(server: ServerId, (at, bytes): (GlobalAddr, u64)) -> bool 
     at == GlobalAddr::new(server, at.offset())
         && at.offset() > 0
         && at.offset().is_multiple_of(64)
-        && bytes > RING_HEADER_WORDS * 8
+        && (MIN_RING_BYTES..=MAX_RING_BYTES).contains(&bytes)
         && bytes < GlobalAddr::OFFSET_LIMIT - at.offset()
 }
