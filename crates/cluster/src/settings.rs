@@ -102,7 +102,8 @@ pub fn check_acknowledge(
     }
 }
 
-/// Whether compute servers take over the keys of dead ones, which they do if it was `asked` for.
+/// Whether compute servers take over the keys of dead ones: where that is possible, unless
+/// something else was `asked` for.
 ///
 /// # Errors
 /// [`ConfigError::Settings`] if it was asked for where it is not possible: with answers that a
@@ -123,7 +124,7 @@ pub fn takes_over(
         (Some(true), Some(needs)) => {
             Err(ConfigError::Settings(format!("--takeover on needs {needs}")))
         }
-        (asked, _) => Ok(asked.unwrap_or(false)),
+        (asked, needs) => Ok(asked.unwrap_or(needs.is_none())),
     }
 }
 
@@ -147,12 +148,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn takeovers_are_on_where_they_are_possible_and_asked_for() {
+    fn takeovers_are_on_where_they_are_possible_unless_refused() {
         let (cached, written) = (AcknowledgeName::Cached, AcknowledgeName::Written);
         let takes = |asked, level, servers| {
             takes_over(asked, level, servers).map_err(|error| error.to_string())
         };
-        assert_eq!(takes(None, written, 2), Ok(false));
+        assert_eq!(takes(None, written, 2), Ok(true));
         assert_eq!(takes(Some(true), written, 2), Ok(true));
         assert_eq!(takes(Some(false), written, 2), Ok(false));
         assert_eq!(takes(None, cached, 2), Ok(false));

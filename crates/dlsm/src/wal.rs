@@ -2,8 +2,8 @@
 //! (`docs/internals/write-ahead-log.md`), and what waits for it.
 //!
 //! A change of a MemTable is a record, with the number of its version. Its answer waits until that
-//! number is durable, and so do lookups and scans that have seen a version in a MemTable. What is in
-//! tables is durable: a flush waits before it publishes them. A process that leaves a shard, or
+//! number is durable, and so do lookups and scans that have seen a version in a MemTable. What is
+//! in tables is durable: a flush waits before it publishes them. A process that leaves a shard, or
 //! loads tables into it, ends the records of its keys by a barrier.
 //!
 //! *Thread safety*: that of the handle; [`LoggedTrees`] is for any number of threads.

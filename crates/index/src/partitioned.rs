@@ -77,9 +77,9 @@ pub trait Partitioned: Copy + Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Brings what the former life of a compute server had answered, and held outside the pool, back
-    /// from its log. The life has ended ([`PartPool::end_former_incarnation`]), and nobody serves
-    /// `range` yet. Can be repeated. Nothing by default: where there is no log.
+    /// Brings what the former life of a compute server had answered, and held outside the pool,
+    /// back from its log. The life has ended ([`PartPool::end_former_incarnation`]), and nobody
+    /// serves `range` yet. Can be repeated. Nothing by default: where there is no log.
     ///
     /// # Errors
     /// [`IndexError`]; the log is as it was then.

@@ -73,11 +73,11 @@ pub(crate) struct ClusterArguments {
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
     /// Answer changes when they are `cached`, or when they are `written` to the memory servers, so
-    /// that the death of a compute server loses none; with --index dex
+    /// that the death of a compute server loses none; with --index dex over tcp only
     #[arg(long, value_name = "LEVEL", default_value_t)]
     acknowledge: AcknowledgeName,
     /// Let living compute servers take over the keys of those that die: on or off [default:
-    /// off]; needs --acknowledge written and several compute servers
+    /// on with --acknowledge written and several compute servers, which it needs]
     #[arg(long, value_name = "on|off", value_parser = on_off)]
     takeover: Option<bool>,
     /// Let compute servers answer only for this many milliseconds after a probe of a memory server;

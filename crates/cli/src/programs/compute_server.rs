@@ -56,11 +56,12 @@ pub(crate) struct ComputeServerArguments {
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
     /// Answer changes when they are `cached`, or when they are `written` to the memory servers, so
-    /// that a crash loses none; with --index dex
+    /// that a crash loses none; with --index dex over tcp only
     #[arg(long, value_name = "LEVEL", default_value_t)]
     acknowledge: AcknowledgeName,
     /// Take over the keys of compute servers that die, and let others take over this one's:
-    /// on or off [default: off]; needs --acknowledge written and several compute servers
+    /// on or off [default: on with --acknowledge written and several compute servers, which it
+    /// needs]
     #[arg(long, value_name = "on|off", value_parser = on_off)]
     takeover: Option<bool>,
     /// Answer only for this many milliseconds after a probe of a memory server, the same for all

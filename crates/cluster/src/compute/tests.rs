@@ -146,7 +146,8 @@ impl<D: Tested<ServerOptions: Clone + Sync + Send>> Provider for Tiers<D> {
         let store = CatalogMap::<Fixed8>::start(Arc::clone(&catalog) as _, &keys, 1).unwrap();
         let mut compute = Vec::new();
         for number in 0..self.compute_servers {
-            let map = index::begin_incarnation::<_, D, _>(&memory, number, &store).unwrap();
+            let map = index::begin_incarnation::<_, D, _>(&memory, (number, &self.server), &store);
+            let map = map.unwrap();
             let server = Arc::new(ComputeServer::start(number, &self.server, map).unwrap());
             let tally = Arc::new(RequestTally::default());
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -381,8 +382,9 @@ fn a_thread_that_has_ended_keeps_nothing_from_ending() {
         let catalog = Arc::new(OneRecord { record, hangs: AtomicBool::new(false) });
         let store =
             CatalogMap::<Fixed8>::start(catalog, &CatalogKeys::new("tests").unwrap(), 1).unwrap();
-        let map = index::begin_incarnation::<_, Dex, _>(&memory, 0, &store).unwrap();
-        let started = ComputeServer::<Dex, _>::start(0, &CacheOptions::default(), map);
+        let cache = CacheOptions::default();
+        let map = index::begin_incarnation::<_, Dex, _>(&memory, (0, &cache), &store).unwrap();
+        let started = ComputeServer::<Dex, _>::start(0, &cache, map);
         let server = Arc::new(started.unwrap());
         let config =
             TcpServerConfig { role: PeerRole::ComputeServer, io_threads: 2, ..Default::default() };

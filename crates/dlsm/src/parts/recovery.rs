@@ -1,8 +1,8 @@
 //! What a dead life had in its write-ahead log comes back into the tables of its shards.
 //!
 //! The life has ended, so nobody has the shards. A server without a log opens them, writes what
-//! counts as usual changes, flushes and leaves them; then the log ends (log.L7). Whoever dies on the
-//! way has changed nothing that the log does not have: the next one does it all again.
+//! counts as usual changes, flushes and leaves them; then the log ends (log.L7). Whoever dies on
+//! the way has changed nothing that the log does not have: the next one does it all again.
 //!
 //! *Thread safety*: private to one task.
 

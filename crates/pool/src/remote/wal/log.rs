@@ -4,7 +4,7 @@
 //! *Thread safety*: any number of threads; a mutex that is never held across a wait.
 
 use super::batch::OpenBatch;
-use super::ring::Ring;
+use super::ring::WalRing;
 use crate::remote::ChangeSignal;
 use crate::wire::MAX_RINGS;
 use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
@@ -52,7 +52,7 @@ struct WalInner {
     /// Number of rings that were used so far.
     rings: u16,
     /// Rings at rest.
-    idle: Vec<Ring>,
+    idle: Vec<WalRing>,
     /// Numbers of rings that could not be opened.
     free: Vec<u16>,
     /// Batches of writers that have ended before these were durable.
@@ -93,7 +93,7 @@ impl Wal {
     }
 
     /// A ring at rest, or the number of a new one. `None` if there are no more.
-    pub(super) fn take_ring(&self) -> Option<Result<Ring, u16>> {
+    pub(super) fn take_ring(&self) -> Option<Result<WalRing, u16>> {
         let mut inner = lock(&self.inner);
         if let Some(ring) = inner.idle.pop() {
             return Some(Ok(ring));
@@ -116,7 +116,7 @@ impl Wal {
     /// Takes back the ring of a writer that has ended. A WRITE that has not completed may still
     /// land there: such a ring is not used again in this life, and what is not durable in it goes
     /// to the next writer.
-    pub(super) fn give_ring(&self, ring: Ring) {
+    pub(super) fn give_ring(&self, ring: WalRing) {
         let number = usize::from(ring.number);
         let mut inner = lock(&self.inner);
         match ring.into_unfinished() {
@@ -130,7 +130,7 @@ impl Wal {
     }
 
     /// Gives the batches of writers that have ended to the ring of another one.
-    pub(super) fn adopt_orphans(&self, ring: &mut Ring, reserved: u64) {
+    pub(super) fn adopt_orphans(&self, ring: &mut WalRing, reserved: u64) {
         if self.pending[ORPHANS].0.load(Ordering::Acquire) == NOTHING {
             return;
         }
@@ -141,7 +141,7 @@ impl Wal {
     }
 
     /// Notes the lowest number of `ring` that is not durable.
-    pub(super) fn note_pending(&self, ring: &Ring) {
+    pub(super) fn note_pending(&self, ring: &WalRing) {
         let lowest = ring.lowest_pending().unwrap_or(NOTHING);
         self.pending[usize::from(ring.number)].0.store(lowest, Ordering::Release);
     }

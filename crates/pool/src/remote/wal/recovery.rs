@@ -3,19 +3,12 @@
 //! *Thread safety*: belongs to one endpoint's thread.
 
 use super::batch::{FoundBatch, FoundRecord, seed};
-use super::writer::{is_ring, write_words};
-use super::{NO_LIFE, RING_HEADER_WORDS, server_of};
-use crate::remote::{Backoff, READ_RETRIES, RemoteError, RpcClient};
-use crate::wire::{MAX_RINGS, PoolRequest, Reply};
-use farleaf_fabric::sync::Ordering;
-use farleaf_fabric::{BUFFER_BYTES, Fabric, FabricError, GlobalAddr};
+use super::rings::{read_words, rings, write_words};
+use super::{NO_LIFE, RING_HEADER_WORDS};
+use crate::remote::{RemoteError, RpcClient};
+use farleaf_fabric::Fabric;
 use farleaf_page::Layout;
 use std::collections::BTreeMap;
-
-/// Maximum number of rings of a log, with those that have been replaced by larger ones.
-const MAX_LISTED: usize = 4 * MAX_RINGS as usize;
-/// Maximum number of READs at a time.
-const MAX_CONCURRENT: usize = 16;
 
 /// What counts in the log of a dead life.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,74 +47,6 @@ impl RecoveredWal {
         let records = latest.into_iter().map(|(key, (_, value))| (key.clone(), value.clone()));
         Self { records: records.collect() }
     }
-}
-
-/// The rings of a compute server; that with the life's number comes first.
-pub(super) async fn rings<F: Fabric, L: Layout>(
-    rpc: &RpcClient<F, L>,
-    compute_server: u16,
-) -> Result<Vec<(GlobalAddr, u64)>, RemoteError> {
-    let first = server_of(compute_server, 0, rpc.fabric().memory_servers());
-    let mut all = Vec::new();
-    for server in std::iter::once(first).chain(rpc.servers().filter(|other| *other != first)) {
-        let bad_reply = RemoteError::BadReply { server };
-        let answer = rpc.ask_idempotent(server, &PoolRequest::LogRings { compute_server }).await?;
-        let Reply::Chunks { more: false, chunks } = answer else { return Err(bad_reply) };
-        if !chunks.iter().all(|chunk| is_ring(server, *chunk)) {
-            return Err(bad_reply);
-        }
-        if server == first && chunks.is_empty() {
-            return Ok(Vec::new()); // no life had a log
-        }
-        all.extend(chunks);
-        if all.len() > MAX_LISTED {
-            return Err(bad_reply);
-        }
-    }
-    Ok(all)
-}
-
-/// READs `words` words.
-async fn read_words<F: Fabric>(
-    fabric: &F,
-    at: GlobalAddr,
-    words: usize,
-) -> Result<Vec<u64>, FabricError> {
-    const READ_WORDS: usize = BUFFER_BYTES / 8;
-    let mut read = Vec::with_capacity(words);
-    let mut backoff = Backoff::default();
-    let mut failed = 0;
-    while read.len() < words {
-        let mut posted = Vec::new();
-        while posted.len() < MAX_CONCURRENT && read.len() + posted.len() * READ_WORDS < words {
-            let from = read.len() + posted.len() * READ_WORDS;
-            let Ok(buffer) = fabric.buffer((words - from).min(READ_WORDS) * 8) else { break };
-            posted.push(fabric.read(at.plus(from as u64 * 8), buffer));
-        }
-        let mut outcome = match posted.is_empty() {
-            true => Err(FabricError::NoBuffer { bytes: BUFFER_BYTES }),
-            false => Ok(()),
-        };
-        for operation in posted {
-            match (operation.await, &outcome) {
-                (Ok(buffer), Ok(())) => {
-                    read.extend(buffer.words().iter().map(|word| word.load(Ordering::Relaxed)));
-                }
-                (Err(error), Ok(())) => outcome = Err(error),
-                (_, Err(_)) => {}
-            }
-        }
-        if let Err(error) = outcome {
-            failed += 1;
-            if failed > READ_RETRIES {
-                return Err(error);
-            }
-            fabric.counters().count_retry();
-            backoff.count();
-            backoff.wait(fabric).await;
-        }
-    }
-    Ok(read)
 }
 
 /// What counts in the log of a dead life of `compute_server`, which is fenced at all memory

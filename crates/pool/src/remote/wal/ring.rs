@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 const BATCH_WORDS: u64 = 512;
 const BATCH_PART: u64 = 8;
 /// The longest record has at most one of this many parts of the ring.
-pub(super) const LONGEST_PART: u64 = 4;
+pub(super) const RECORD_PARTS: u64 = 4;
 /// Maximum number of batches of a ring that are written at the same time.
 const MAX_IN_FLIGHT: usize = 2;
 /// A ring is pressed when more than one of this many parts is in use.
@@ -59,7 +59,7 @@ pub(super) struct BatchToWrite {
 
 /// One ring.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct WalRing {
     pub(super) number: u16,
     /// Of its header.
     at: GlobalAddr,
@@ -78,7 +78,7 @@ pub(super) struct Ring {
     lows: (u64, u64, u64),
 }
 
-impl Ring {
+impl WalRing {
     pub(super) fn new(number: u16, (at, bytes): (GlobalAddr, u64), life: u64) -> Self {
         Self {
             number,
@@ -113,13 +113,13 @@ impl Ring {
     /// for batches that tell the low, and for what the longest batch may leave unused at the end of
     /// the ring, whichever comes there.
     pub(super) fn has_room(&self, words: u64, reserved: u64) -> bool {
-        let spare = self.words / LONGEST_PART + LOW_BATCHES * BATCH_HEADER_WORDS as u64;
+        let spare = self.words / RECORD_PARTS + LOW_BATCHES * BATCH_HEADER_WORDS as u64;
         self.used() + reserved + words + spare <= self.words
     }
 
     /// Whether the ring takes records of `words` words, with the head of a batch of their own.
     pub(super) fn can_hold(&self, words: u64) -> bool {
-        words <= self.words / LONGEST_PART
+        words <= self.words / RECORD_PARTS
     }
 
     /// Whether so much is in use that MemTables should be flushed, however little is in them.
@@ -281,9 +281,9 @@ mod tests {
 
     const PUT: WalRecord<'_> = WalRecord::Put { key: b"12345678", value: b"12345678" };
 
-    fn ring(words: u64) -> Ring {
+    fn ring(words: u64) -> WalRing {
         let at = GlobalAddr::new(ServerId::new(0), 4096);
-        Ring::new(0, (at, (RING_HEADER_WORDS + words) * 8), 1)
+        WalRing::new(0, (at, (RING_HEADER_WORDS + words) * 8), 1)
     }
 
     #[test]

@@ -8,21 +8,16 @@
 
 use super::batch::{BATCH_HEADER_WORDS, WalRecord};
 use super::log::Wal;
-use super::recovery::rings;
-use super::ring::{BatchToWrite, Ring};
-use super::server_of;
-use crate::remote::pieces::{Pieces, pieces};
-use crate::remote::{Backoff, RemoteError, RpcClient};
-use crate::wire::{MAX_RING_BYTES, MIN_RING_BYTES, PoolRequest, Reply};
+use super::ring::{BatchToWrite, WalRing};
+use super::rings::{ring_of, rings, write_words};
+use crate::remote::{RemoteError, RpcClient};
 use farleaf_fabric::sync::Arc;
-use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
+use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::{Layout, rules};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::task::Poll;
 
-/// Attempts to write a batch, with a reset before each but the first.
-const WRITE_ATTEMPTS: u32 = 16;
 /// For how long an operation waits until a number is durable, or for room, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
 /// The longest sleep in such a wait, in nanoseconds: other threads may have forgotten a batch.
@@ -34,7 +29,7 @@ pub struct WalWriter<F: Fabric, L: Layout> {
     rpc: RpcClient<F, L>,
     wal: Arc<Wal>,
     /// Always there, until the writer is dropped.
-    ring: RefCell<Option<Ring>>,
+    ring: RefCell<Option<WalRing>>,
     /// Words that operations have reserved.
     reserved: Cell<u64>,
     /// Operations that wait for room.
@@ -71,7 +66,7 @@ impl Drop for RoomWaiter<'_> {
 
 /// A batch that a task writes. Dropping it leaves the batch to another task.
 struct DrivenBatch<'w> {
-    ring: &'w RefCell<Option<Ring>>,
+    ring: &'w RefCell<Option<WalRing>>,
     position: Option<u64>,
 }
 
@@ -96,49 +91,14 @@ async fn yield_once() {
     .await;
 }
 
-/// Writes the words at `at`, piece by piece: again after a reset if the outcome is unknown.
-pub(super) async fn write_words<F: Fabric>(
-    fabric: &F,
-    at: GlobalAddr,
-    words: &[u64],
-) -> Result<(), FabricError> {
-    for piece in pieces(words.len()).rev() {
-        let mut backoff = Backoff::default();
-        let mut outcome = Err(FabricError::NoBuffer { bytes: piece.len() * 8 });
-        for attempt in 0..WRITE_ATTEMPTS {
-            outcome = match fabric.buffer(piece.len() * 8) {
-                Ok(buffer) => {
-                    let mut posted = Pieces::none();
-                    posted.post(fabric, (at, words), piece.clone(), buffer);
-                    posted.done().await
-                }
-                Err(error) => Err(error),
-            };
-            match &outcome {
-                Ok(()) => break,
-                // The WRITE could still land after the place has been used again (F9).
-                Err(FabricError::Indeterminate { .. }) => fabric.reset(at.server()).await?,
-                Err(FabricError::NoBuffer { .. } | FabricError::QueueFull { .. }) => {}
-                Err(_) => break,
-            }
-            if attempt + 1 < WRITE_ATTEMPTS {
-                fabric.counters().count_retry();
-                backoff.count();
-                backoff.wait(fabric).await;
-            }
-        }
-        outcome?;
-    }
-    Ok(())
-}
-
 /// The error of a change that may have happened.
 fn unknown(server: ServerId) -> RemoteError {
     RemoteError::Contended { retries: 0 }.after_a_change(server)
 }
 
 impl<F: Fabric, L: Layout> WalWriter<F, L> {
-    /// Opens a ring of the log of `compute_server`. The first writer begins the log's life: the log of the former one has ended (log.L7).
+    /// Opens a ring of the log of `compute_server`. The first writer begins the log's life: the log
+    /// of the former one has ended (log.L7).
     ///
     /// # Errors
     /// [`RemoteError::OutOfMemory`] if a memory server has no room for the ring, and
@@ -171,7 +131,7 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
         &self.wal
     }
 
-    fn with_ring<T>(&self, act: impl FnOnce(&mut Ring) -> T) -> Option<T> {
+    fn with_ring<T>(&self, act: impl FnOnce(&mut WalRing) -> T) -> Option<T> {
         self.ring.borrow_mut().as_mut().map(act)
     }
 
@@ -303,14 +263,14 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
     }
 
     /// Tells the low in a batch, and waits until that is durable, so that the space of what is in
-    /// the pool becomes free (log.L4). What is told may be less than the low is now: a MemTable that
-    /// was empty holds it down with its first record.
+    /// the pool becomes free (log.L4). What is told may be less than the low is now: a MemTable
+    /// that was empty holds it down with its first record.
     ///
     /// # Errors
     /// [`RemoteError`].
     pub async fn tell_low(&self) -> Result<(), RemoteError> {
         if self.wal.low() > self.wal.durable_low() {
-            let asked = self.with_ring(Ring::push_low).unwrap_or_default();
+            let asked = self.with_ring(WalRing::push_low).unwrap_or_default();
             let began_ns = self.fabric().now_ns();
             loop {
                 let seen = self.changes();
@@ -371,33 +331,10 @@ async fn new_ring<F: Fabric, L: Layout>(
     wal: &Wal,
     (compute_server, number): (u16, u16),
     life: u64,
-) -> Result<Ring, RemoteError> {
+) -> Result<WalRing, RemoteError> {
     ring_of(rpc, wal, (compute_server, 0)).await?;
     let first = rings(rpc, compute_server).await?;
     let (first, _) = first.first().ok_or(RemoteError::Contended { retries: 0 })?;
     write_words(rpc.fabric(), *first, &[life]).await?;
-    Ok(Ring::new(number, ring_of(rpc, wal, (compute_server, number)).await?, life))
-}
-
-/// The memory of a ring.
-async fn ring_of<F: Fabric, L: Layout>(
-    rpc: &RpcClient<F, L>,
-    wal: &Wal,
-    (compute_server, ring): (u16, u16),
-) -> Result<(GlobalAddr, u64), RemoteError> {
-    let server = server_of(compute_server, ring, rpc.fabric().memory_servers());
-    let request = PoolRequest::LogRing { compute_server, ring, bytes: wal.ring_bytes() };
-    match rpc.ask_idempotent(server, &request).await? {
-        Reply::Chunk { at, bytes } if is_ring(server, (at, bytes)) => Ok((at, bytes)),
-        _ => Err(RemoteError::BadReply { server }),
-    }
-}
-
-/// Whether `server` can have a ring there.
-pub(super) fn is_ring(server: ServerId, (at, bytes): (GlobalAddr, u64)) -> bool {
-    at == GlobalAddr::new(server, at.offset())
-        && at.offset() > 0
-        && at.offset().is_multiple_of(64)
-        && (MIN_RING_BYTES..=MAX_RING_BYTES).contains(&bytes)
-        && bytes < GlobalAddr::OFFSET_LIMIT - at.offset()
+    Ok(WalRing::new(number, ring_of(rpc, wal, (compute_server, number)).await?, life))
 }
