@@ -51,7 +51,7 @@ design_options! {
         /// write-ahead log. Only compute servers of an index of shards have a log.
         pub acknowledge: AcknowledgeName = AcknowledgeName::default();
         /// Size of the ring that each thread of a compute server has in the write-ahead log, in
-        /// bytes. 0 for twice the size of the MemTables that take writes, at most 16 MiB.
+        /// bytes. 0 for twice the MemTables of all shards, at most a 64th of the pool and 16 MiB.
         pub log_ring_bytes: u64 = 0, in 0..=1_073_741_824;
         /// Whether writers take turns in a queue, as those of RocksDB. For comparisons: only the
         /// simulator makes them wait.

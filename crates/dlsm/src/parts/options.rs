@@ -93,10 +93,11 @@ impl DlsmServerOptions {
         Ok(options)
     }
 
-    /// The size of the rings of the write-ahead log of a compute server that begins with `shards`
-    /// trees, in bytes. The longest record has a quarter of a ring.
-    pub(super) fn ring_bytes(&self, pool_bytes: u64, shards: usize) -> Result<u64, IndexError> {
-        let tree = self.of_each(shards)?;
+    /// The size of the rings of the write-ahead log, in bytes, for an index of `shards` shards. It
+    /// does not depend on how many of them a compute server has, so that rings can stay. The
+    /// longest record has a quarter of a ring.
+    pub(super) fn ring_bytes(&self, pool_bytes: u64, shards: usize) -> u64 {
+        let tree = &self.tree;
         let longest = self.longest_value.unwrap_or(tree.memtable.most_value_bytes()) as u64;
         let least = (4 * (longest + RECORD_BYTES)).next_multiple_of(PAGE_BYTES);
         let usual = 2 * tree.memtable.bytes as u64 * shards.max(1) as u64;
@@ -104,7 +105,7 @@ impl DlsmServerOptions {
             0 => usual.min(USUAL_RING_BYTES).min(pool_bytes / RING_PARTS),
             bytes => bytes,
         };
-        Ok(wanted.max(least) / PAGE_BYTES * PAGE_BYTES)
+        wanted.max(least) / PAGE_BYTES * PAGE_BYTES
     }
 
     /// Whether each of `shards` trees takes values of `value_bytes` bytes.

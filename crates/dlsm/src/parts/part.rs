@@ -302,7 +302,6 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
             if self.relievers.get() == 0 {
                 let _ = self.relieve().await;
             }
-            self.pressure.raise();
             log.until_progress(seen, began_ns).await?;
         }
     }
@@ -318,8 +317,10 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
             return Ok(());
         }
         let _relieving = Relieving(&self.relieves);
-        self.on_all(|tree| tree.flush_up_to(number)).await?;
-        log.tell_low().await
+        let flushed = self.on_all(|tree| tree.flush_up_to(number)).await;
+        // Also what some trees have flushed makes room.
+        let told = log.tell_low().await;
+        flushed.and(told)
     }
 
     /// Relieves the log, and writes what waits there although no operation does, until `ended`
@@ -511,10 +512,10 @@ impl<F: Fabric, L: Layout> PartIndex<F, L> for DlsmPart<F, L> {
     }
 
     async fn flush(&self) -> Result<(), RemoteError> {
-        self.part.on_all(DlsmIndex::flush_everything).await?;
+        let flushed = self.part.on_all(DlsmIndex::flush_everything).await;
         match &self.part.log {
-            Some(log) => log.tell_low().await,
-            None => Ok(()),
+            Some(log) => flushed.and(log.tell_low().await),
+            None => flushed,
         }
     }
 

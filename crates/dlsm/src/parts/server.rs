@@ -140,7 +140,7 @@ impl<L: Layout> DlsmServer<L> {
         let log = match options.acknowledge {
             AcknowledgeName::Cached => None,
             AcknowledgeName::Written => {
-                let ring_bytes = server.ring_bytes(pool_bytes, owned.len())?;
+                let ring_bytes = server.ring_bytes(pool_bytes, shards);
                 Some(Arc::new(Wal::new(Arc::clone(&logged) as Arc<dyn WalSource>, ring_bytes)))
             }
         };

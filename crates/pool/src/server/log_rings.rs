@@ -22,7 +22,7 @@ pub(super) struct LogRings(Mutex<BTreeMap<(u16, u16), Vec<(GlobalAddr, u64)>>>);
 
 impl LogRings {
     /// A compute server's ring with this number, of at least `bytes` bytes. Allocates one if there
-    /// is none, or a smaller one that was not replaced too often.
+    /// is none; in place of a smaller one that was not replaced too often, if there is room for it.
     ///
     /// # Errors
     /// [`Refusal::Malformed`] for a number or a size that no ring can have;
@@ -43,7 +43,9 @@ impl LogRings {
         {
             return Ok(*found);
         }
-        let chunk = chunks.allocate_whole(bytes).ok_or(Refusal::OutOfMemory)?;
+        let Some(chunk) = chunks.allocate_whole(bytes) else {
+            return former.last().copied().ok_or(Refusal::OutOfMemory);
+        };
         rings.entry((compute_server, ring)).or_default().push(chunk);
         Ok(chunk)
     }
@@ -70,6 +72,7 @@ mod tests {
         assert_eq!(rings.of(3), [first, second]);
         let larger = rings.ring((3, 0), 8_192, &chunks).unwrap();
         assert_eq!(rings.of(3), [first, larger, second]);
+        assert_eq!(rings.ring((3, 1), 1 << 20, &chunks), Ok(second), "there is no room");
         assert_eq!(rings.of(2), []);
         assert_eq!(rings.ring((2, 0), 1 << 20, &chunks), Err(Refusal::OutOfMemory));
         for (ring, bytes) in [(MAX_RINGS, 4_096), (0, 64), (0, MAX_RING_BYTES + 1)] {

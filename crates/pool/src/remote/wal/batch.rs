@@ -111,6 +111,10 @@ impl OpenBatch {
         self.words.len() as u64
     }
 
+    pub(super) fn has_records(&self) -> bool {
+        self.records > 0
+    }
+
     /// Whether a record of `words` words fits, in a batch of at most `most` words. One that is
     /// longer has a batch of its own.
     pub(super) fn has_room(&self, words: u64, most: u64) -> bool {

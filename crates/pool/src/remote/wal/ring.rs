@@ -65,6 +65,9 @@ pub(super) struct WalRing {
     at: GlobalAddr,
     /// Words for batches.
     words: u64,
+    /// Words of the smallest ring of this log, on which the longest batch depends: a batch may have
+    /// to go to another ring.
+    least_words: u64,
     seed: u64,
     /// The position of the next batch.
     head: u64,
@@ -79,11 +82,19 @@ pub(super) struct WalRing {
 }
 
 impl WalRing {
-    pub(super) fn new(number: u16, (at, bytes): (GlobalAddr, u64), life: u64) -> Self {
+    /// A ring of `bytes` bytes or more, without batches of this life.
+    pub(super) fn new(
+        number: u16,
+        (at, all_bytes): (GlobalAddr, u64),
+        bytes: u64,
+        life: u64,
+    ) -> Self {
+        let words = |bytes: u64| (bytes / 8).saturating_sub(RING_HEADER_WORDS);
         Self {
             number,
             at,
-            words: (bytes / 8).saturating_sub(RING_HEADER_WORDS),
+            words: words(all_bytes),
+            least_words: words(bytes.min(all_bytes)),
             seed: seed(life, at),
             head: 0,
             in_ring: VecDeque::new(),
@@ -100,7 +111,7 @@ impl WalRing {
     }
 
     fn batch_words(&self) -> u64 {
-        BATCH_WORDS.min(self.words / BATCH_PART)
+        BATCH_WORDS.min(self.least_words / BATCH_PART)
     }
 
     /// Words in use, from the oldest batch that counts to the last record.
@@ -119,7 +130,7 @@ impl WalRing {
 
     /// Whether the ring takes records of `words` words, with the head of a batch of their own.
     pub(super) fn can_hold(&self, words: u64) -> bool {
-        words <= self.words / RECORD_PARTS
+        words + LOW_BATCHES * BATCH_HEADER_WORDS as u64 <= self.least_words / RECORD_PARTS
     }
 
     /// Whether so much is in use that MemTables should be flushed, however little is in them.
@@ -164,7 +175,10 @@ impl WalRing {
 
     /// Adds batches of other writers, as many as there is room for beside `reserved` words.
     pub(super) fn adopt(&mut self, batches: &mut Vec<OpenBatch>, reserved: u64) {
-        while let Some(batch) = batches.pop_if(|batch| self.has_room(batch.words(), reserved)) {
+        let has_room = |ring: &Self, batch: &OpenBatch| {
+            ring.can_hold(batch.words()) && ring.has_room(batch.words(), reserved)
+        };
+        while let Some(batch) = batches.pop_if(|batch| has_room(self, batch)) {
             self.open.push_back(batch);
         }
     }
@@ -270,7 +284,8 @@ impl WalRing {
         }
         let placed =
             self.placed.iter().map(|batch| OpenBatch::of_sealed(&batch.words, batch.numbers));
-        Err(placed.chain(self.open).collect())
+        let open = self.open.into_iter().filter(|batch| batch.has_records());
+        Err(placed.chain(open).collect())
     }
 }
 
@@ -283,7 +298,8 @@ mod tests {
 
     fn ring(words: u64) -> WalRing {
         let at = GlobalAddr::new(ServerId::new(0), 4096);
-        WalRing::new(0, (at, (RING_HEADER_WORDS + words) * 8), 1)
+        let bytes = (RING_HEADER_WORDS + words) * 8;
+        WalRing::new(0, (at, bytes), bytes, 1)
     }
 
     #[test]
@@ -347,8 +363,8 @@ mod tests {
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;
-                let long = [7; 1_960];
-                let value = &long[..if random % 5 == 0 { 1_960 } else { random as usize % 64 }];
+                let long = [7; 1_880];
+                let value = &long[..if random % 5 == 0 { 1_880 } else { random as usize % 64 }];
                 let record = WalRecord::Put { key: b"", value };
                 let words = record.words() + BATCH_HEADER_WORDS as u64;
                 assert!(ring.can_hold(words));

@@ -251,15 +251,15 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
         .unwrap_or(false)
     }
 
-    /// Writes batches that no task writes, until there are none.
+    /// Writes the next batch that no task writes, if there is one.
     ///
     /// # Errors
     /// [`RemoteError`].
     pub async fn write_waiting(&self) -> Result<(), RemoteError> {
-        while self.has_work() {
-            self.write_next().await?;
+        match self.has_work() {
+            true => self.write_next().await,
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Tells the low in a batch, and waits until that is durable, so that the space of what is in
@@ -274,11 +274,13 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
             let began_ns = self.fabric().now_ns();
             loop {
                 let seen = self.changes();
-                self.write_waiting().await?;
                 if self.with_ring(|ring| ring.has_told(asked)).unwrap_or(true) {
                     break;
                 }
-                self.until_progress(seen, began_ns).await?;
+                match self.has_work() {
+                    true => self.write_next().await?,
+                    false => self.until_progress(seen, began_ns).await?,
+                }
             }
         }
         self.with_ring(|ring| ring.release(self.released_low()));
@@ -300,8 +302,7 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
         };
         let written = written.await;
         if let Err(error) = written {
-            drop(driven);
-            self.wal.progress.raise(); // another task tries
+            // Another task tries, without haste: it may fail at once, too.
             return Err(RemoteError::from(error).after_a_change(at.server()));
         }
         driven.position = None;
@@ -336,5 +337,6 @@ async fn new_ring<F: Fabric, L: Layout>(
     let first = rings(rpc, compute_server).await?;
     let (first, _) = first.first().ok_or(RemoteError::Contended { retries: 0 })?;
     write_words(rpc.fabric(), *first, &[life]).await?;
-    Ok(WalRing::new(number, ring_of(rpc, wal, (compute_server, number)).await?, life))
+    let ring = ring_of(rpc, wal, (compute_server, number)).await?;
+    Ok(WalRing::new(number, ring, wal.ring_bytes(), life))
 }
