@@ -51,8 +51,6 @@ pub(super) struct PartTrees<F: Fabric, L: Layout> {
     pressure: ChangeSignal,
     /// Whether a task flushes so that the log gets room.
     relieves: Cell<bool>,
-    /// Tasks in the background that do so.
-    relievers: Cell<usize>,
 }
 
 /// A handle of a tree, once it has been used.
@@ -76,9 +74,9 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         let owned = server.owned();
         let handles = (0..MAX_SHARDS).map(|_| OnceCell::new()).collect();
         let map = RefCell::new((owned.changes, owned.map));
-        let (relieves, relievers) = (Cell::new(false), Cell::new(0));
+        let relieves = Cell::new(false);
         let (server, pressure) = (Arc::clone(server), ChangeSignal::default());
-        Self { fabric, server, map, handles, log, pressure, relieves, relievers }
+        Self { fabric, server, map, handles, log, pressure, relieves }
     }
 
     /// The current shard map. It stays valid for every shard that the caller has entered.
@@ -276,7 +274,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
         let record = WalRecord::Put { key: key.as_ref(), value };
         if log.pressed().is_some() {
             self.pressure.raise();
-            if self.relievers.get() == 0 {
+            if !log.is_kept() {
                 // Whatever it fails with, there may be room.
                 let _ = self.relieve().await;
             }
@@ -299,7 +297,7 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
             if let Some(room) = log.reserve(&record)? {
                 return Ok(Some(room));
             }
-            if self.relievers.get() == 0 {
+            if !log.is_kept() {
                 let _ = self.relieve().await;
             }
             log.until_progress(seen, began_ns).await?;
@@ -327,21 +325,27 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     /// returns true.
     async fn keep_log(&self, ended: &dyn Fn() -> bool) {
         let Some(log) = &self.log else { return };
-        self.relievers.set(self.relievers.get() + 1);
-        let _reliever = Reliever(&self.relievers);
-        while !ended() {
-            let seen = self.pressure.count();
-            // What has failed is tried again.
-            let _ = self.relieve().await;
-            let pause_ns = match log.pressed() {
-                Some(_) => RELIEF_PAUSE_NS,
-                None => POLL_INTERVAL_NS,
-            };
-            self.pressure.sleep(&self.fabric, seen, pause_ns).await;
-            if self.pressure.count() == seen {
+        let keeper = log.keep();
+        let relieving = async {
+            while !ended() {
+                let seen = self.pressure.count();
+                // What has failed is tried again.
+                let _ = self.relieve().await;
+                let pause_ns = match log.pressed() {
+                    Some(_) => RELIEF_PAUSE_NS,
+                    None => POLL_INTERVAL_NS,
+                };
+                self.pressure.sleep(&self.fabric, seen, pause_ns).await;
+            }
+        };
+        let writing = async {
+            while !ended() {
+                self.fabric.sleep(POLL_INTERVAL_NS).await;
+                keeper.look_again();
                 let _ = log.write_waiting().await;
             }
-        }
+        };
+        join(relieving, writing).await;
     }
 
     /// Flushes and merges in a tree until `is_over` returns true, once it can be opened.
@@ -373,15 +377,6 @@ struct Relieving<'p>(&'p Cell<bool>);
 impl Drop for Relieving<'_> {
     fn drop(&mut self) {
         self.0.set(false);
-    }
-}
-
-/// A task in the background that relieves the log when that is due.
-struct Reliever<'p>(&'p Cell<usize>);
-
-impl Drop for Reliever<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
     }
 }
 

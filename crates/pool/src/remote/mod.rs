@@ -64,4 +64,6 @@ pub use shares::{BadShares, Partitioning, ShareMap};
 pub use signal::ChangeSignal;
 pub use split::PendingSeparator;
 pub use unreset::UnendedOperation;
-pub use wal::{RecoveredWal, Wal, WalRecord, WalRoom, WalSource, WalWriter, end_wal, recover_wal};
+pub use wal::{
+    RecoveredWal, Wal, WalKeeper, WalRecord, WalRoom, WalSource, WalWriter, end_wal, recover_wal,
+};

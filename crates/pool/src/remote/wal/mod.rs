@@ -46,7 +46,7 @@ mod writer;
 pub use batch::WalRecord;
 pub use log::{Wal, WalSource};
 pub use recovery::{RecoveredWal, end_wal, recover_wal};
-pub use writer::{WalRoom, WalWriter};
+pub use writer::{WalKeeper, WalRoom, WalWriter};
 
 /// Words before the batches of a ring.
 const RING_HEADER_WORDS: u64 = 8;

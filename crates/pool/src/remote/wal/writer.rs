@@ -34,6 +34,29 @@ pub struct WalWriter<F: Fabric, L: Layout> {
     reserved: Cell<u64>,
     /// Operations that wait for room.
     waiting: Cell<usize>,
+    /// Tasks that keep the writer.
+    keepers: Cell<usize>,
+}
+
+/// A task in the background that keeps a writer.
+#[derive(Debug)]
+pub struct WalKeeper<'w> {
+    keepers: &'w Cell<usize>,
+    wal: &'w Wal,
+}
+
+impl WalKeeper<'_> {
+    /// Lets all waits look again.
+    pub fn look_again(&self) {
+        self.wal.progress.raise();
+    }
+}
+
+impl Drop for WalKeeper<'_> {
+    fn drop(&mut self) {
+        self.keepers.set(self.keepers.get() - 1);
+        self.look_again();
+    }
 }
 
 /// Room for a record (log.L6). Dropping it gives it back.
@@ -118,8 +141,8 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
             None => return Err(RemoteError::Contended { retries: 0 }),
         };
         let ring = RefCell::new(Some(ring));
-        let (reserved, waiting) = (Cell::new(0), Cell::new(0));
-        Ok(Self { rpc, wal: Arc::clone(wal), ring, reserved, waiting })
+        let (reserved, waiting, keepers) = (Cell::new(0), Cell::new(0), Cell::new(0));
+        Ok(Self { rpc, wal: Arc::clone(wal), ring, reserved, waiting, keepers })
     }
 
     fn fabric(&self) -> &F {
@@ -213,15 +236,38 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
                 self.write_next().await?;
                 continue;
             }
-            if self.wal.advance() >= number {
+            // Whoever sees one of these records land finds out the bound.
+            let lowest = self.with_ring(|ring| ring.lowest_pending()).flatten();
+            if lowest.is_none_or(|lowest| lowest > number) && self.wal.advance() >= number {
                 return Ok(());
             }
             let now_ns = self.fabric().now_ns();
             if now_ns.saturating_sub(*began_ns.get_or_insert(now_ns)) > PATIENCE_NS {
                 return Err(unknown(self.server()));
             }
-            self.wal.progress.sleep(self.fabric(), seen, MAX_SLEEP_NS).await;
+            self.until_change(seen).await;
         }
+    }
+
+    /// Waits until something of the log has changed. A timer for each wait would cost more than the
+    /// wait, so there is one only where nobody keeps the writer.
+    async fn until_change(&self, seen: u64) {
+        match self.keepers.get() {
+            0 => self.wal.progress.sleep(self.fabric(), seen, MAX_SLEEP_NS).await,
+            _ => self.wal.progress.raised(seen).await,
+        }
+    }
+
+    /// Keeps the writer: from now on waits look again only if something has changed, or if the
+    /// keeper says so, which it must do now and then.
+    pub fn keep(&self) -> WalKeeper<'_> {
+        self.keepers.set(self.keepers.get() + 1);
+        WalKeeper { keepers: &self.keepers, wal: &self.wal }
+    }
+
+    /// Whether someone keeps the writer.
+    pub fn is_kept(&self) -> bool {
+        self.keepers.get() > 0
     }
 
     /// Waits until something of the log has changed, for room: at most a while.
@@ -234,7 +280,7 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
         if self.fabric().now_ns().saturating_sub(began_ns) > PATIENCE_NS {
             return Err(RemoteError::Contended { retries: 0 });
         }
-        self.wal.progress.sleep(self.fabric(), seen, MAX_SLEEP_NS).await;
+        self.until_change(seen).await;
         Ok(())
     }
 
