@@ -202,7 +202,8 @@ pub trait TakeoverHost<K> {
 ///
 /// # Errors
 /// [`IndexError::Contended`] if the record has another pending move by now; otherwise as
-/// [`PartPool::end_former_incarnation`]. It can be repeated.
+/// [`PartPool::end_former_incarnation`](crate::PartPool::end_former_incarnation). It can be
+/// repeated.
 pub async fn end_dead_incarnation<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>>(
     fabric: F,
     options: &D::ServerOptions,

@@ -17,8 +17,11 @@ use std::collections::BTreeMap;
 const MAX_REPLACED: usize = 3;
 
 /// Addresses and sizes, by compute server and number; the present one comes last.
+type RingChunks = BTreeMap<(u16, u16), Vec<(GlobalAddr, u64)>>;
+
+/// All rings of a memory server.
 #[derive(Debug, Default)]
-pub(super) struct LogRings(Mutex<BTreeMap<(u16, u16), Vec<(GlobalAddr, u64)>>>);
+pub(super) struct LogRings(Mutex<RingChunks>);
 
 impl LogRings {
     /// A compute server's ring with this number, of at least `bytes` bytes. Allocates one if there
