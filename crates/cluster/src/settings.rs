@@ -7,6 +7,8 @@ use crate::catalog::{Catalog, CatalogError};
 use crate::config::ConfigError;
 use crate::error::ProgramError;
 use crate::records::{self, CatalogKeys, IndexName, PoolTransport, SettingsRecord};
+use farleaf_dex::cache::CacheOptions;
+use farleaf_dlsm::DlsmOptions;
 use farleaf_index::AcknowledgeName;
 
 /// Returns the cluster's settings. If there are none yet, writes `mine`.
@@ -75,6 +77,18 @@ pub fn check_compute_number(number: u16, made_with: u16) -> Result<(), ConfigErr
          numbered from 0"
     );
     Err(ConfigError::Settings(text))
+}
+
+/// When a compute server with these options answers changes of an index of this design.
+pub fn acknowledge_of(
+    index: IndexName,
+    cache: &CacheOptions,
+    tree: &DlsmOptions,
+) -> AcknowledgeName {
+    match index {
+        IndexName::Dex => cache.acknowledge,
+        IndexName::Dlsm => tree.acknowledge,
+    }
 }
 
 /// Refuses `--acknowledge written` where the death of a compute server could still lose answered

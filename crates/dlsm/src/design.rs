@@ -12,7 +12,7 @@ use super::shard::LsmShard;
 use crate::remote::ExtentClient;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
-use farleaf_index::{Design, IndexError};
+use farleaf_index::{AcknowledgeName, Design, IndexError};
 use farleaf_page::{DesignId, Layout};
 use farleaf_pool::remote::RpcClient;
 
@@ -39,8 +39,16 @@ impl<L: Layout> Design<L> for Dlsm {
         Ok(rpc.claim_all(DesignId::Lsm as u64, &[]).await?)
     }
 
+    /// # Errors
+    /// [`IndexError::InvalidArgument`] also for answers that wait: a single tree has no log.
     fn compute(options: &Self::Options) -> Result<Self::Compute, IndexError> {
         options.check()?;
+        if options.acknowledge == AcknowledgeName::Written {
+            return Err(IndexError::InvalidArgument(
+                "only an index of shards has a write-ahead log, so answers of one tree cannot wait \
+                 until they are written",
+            ));
+        }
         Ok(Arc::new(LsmShard::new(THE_SHARD, options)?))
     }
 

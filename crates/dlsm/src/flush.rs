@@ -15,7 +15,9 @@ use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::Arc;
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
-use farleaf_page::rules::{FLUSHES_SETTLED, OLDEST_FLUSHED_FIRST, SNAPSHOTS_KEPT, TOMBSTONES_KEPT};
+use farleaf_page::rules::{
+    FLUSHES_AWAIT_LOG, FLUSHES_SETTLED, OLDEST_FLUSHED_FIRST, SNAPSHOTS_KEPT, TOMBSTONES_KEPT,
+};
 use farleaf_page::table::{self, KeyBuf, LowerLevels, MAX_TABLE_WORDS, RefusedRecord, Survival};
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
@@ -40,7 +42,8 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             // From here on, no more versions appear in the MemTable (Q7).
             self.until_settled(last).await?;
         }
-        self.until_flushable(last).await?;
+        // Otherwise an older record of a key could outlive its version in a table (log.L5).
+        self.until_durable(last, FLUSHES_AWAIT_LOG).await?;
         self.shard.space.turn_to_flush();
         let tables = match self.write_memtable(ranges.clone(), oldest).await {
             // Tables that other shards have returned may have freed memory: try again.

@@ -6,7 +6,6 @@
 use super::SearchKey;
 use super::handle::DlsmIndex;
 use super::version::{SsTable, TreeVersion};
-use super::wal::number_of;
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::IndexError;
 use farleaf_page::Layout;
@@ -29,13 +28,13 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
             searched += 1;
             table.newest(&search)
         });
-        let (number, value) = (number_of(newest.as_ref()), newest.map(|newest| newest.value()));
+        let found = newest.map(|newest| (newest.number(), newest.value()));
         for _ in 0..searched {
             self.fabric().charge(Work::SearchMemTable).await;
         }
-        match value {
-            Some(value) => {
-                self.until_version_durable(number).await?;
+        match found {
+            Some((number, value)) => {
+                self.until_seen_durable(number).await?;
                 Ok(value)
             }
             None => self.value_in_tables(&version, key).await,

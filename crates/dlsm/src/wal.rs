@@ -8,28 +8,23 @@
 //!
 //! *Thread safety*: that of the handle; [`LoggedTrees`] is for any number of threads.
 
+use super::Sequences;
 use super::handle::DlsmIndex;
 use super::shard::LsmShard;
-use super::{MemTableVersion, Sequences};
-use farleaf_fabric::Fabric;
 use farleaf_fabric::sync::{Arc, Mutex, lock};
+use farleaf_fabric::{Fabric, Rule};
 use farleaf_index::{EditAction, IndexError};
 use farleaf_page::Layout;
-use farleaf_page::rules::{
-    ANSWERS_AWAIT_LOG, FLUSHES_AWAIT_LOG, LEAVERS_END_RECORDS, READS_AWAIT_LOG,
-};
+use farleaf_page::rules::{LEAVERS_END_RECORDS, READS_AWAIT_LOG};
 use farleaf_page::table::KeyBuf;
 use farleaf_pool::remote::{WalRecord, WalSource};
 use std::sync::Weak;
 
 /// The record of a change.
 pub(super) fn record_of<'r>(key: &'r [u8], action: &EditAction<&'r [u8]>) -> WalRecord<'r> {
-    match action {
-        EditAction::Get | EditAction::Remove => WalRecord::Tombstone { key },
-        EditAction::Insert(value)
-        | EditAction::Update(value)
-        | EditAction::Upsert(value)
-        | EditAction::CompareExchange(_, value) => WalRecord::Put { key, value },
+    match action.new_value() {
+        Some(value) => WalRecord::Put { key, value },
+        None => WalRecord::Tombstone { key },
     }
 }
 
@@ -65,12 +60,10 @@ impl WalSource for LoggedTrees {
 }
 
 impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
-    /// Waits until the change with `number`, and all before it, are durable.
-    pub(super) async fn until_answerable(&self, number: u64) -> Result<(), IndexError> {
+    /// Waits until the version with `number`, and all before it, are durable, as `rule` demands.
+    pub(super) async fn until_durable(&self, number: u64, rule: Rule) -> Result<(), IndexError> {
         match &self.log {
-            Some(log) if !self.fabric().breaks(ANSWERS_AWAIT_LOG) => {
-                Ok(log.until_durable(number).await?)
-            }
+            Some(log) if !self.fabric().breaks(rule) => Ok(log.until_durable(number).await?),
             _ => Ok(()),
         }
     }
@@ -78,53 +71,25 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
     /// Waits until what an operation has seen, which changes nothing, is durable: everything up to
     /// `number`.
     pub(super) async fn until_seen_durable(&self, number: u64) -> Result<(), IndexError> {
-        match &self.log {
-            Some(log) if !self.fabric().breaks(READS_AWAIT_LOG) => {
-                let waited = log.until_durable(number).await;
-                Ok(waited.map_err(|_| IndexError::Contended { retries: 0 })?)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Waits until a version that was found in a MemTable is durable.
-    #[inline]
-    pub(super) async fn until_version_durable(
-        &self,
-        version: Option<u64>,
-    ) -> Result<(), IndexError> {
-        match version {
-            Some(number) => self.until_seen_durable(number).await,
-            None => Ok(()),
-        }
-    }
-
-    /// Waits until the versions of a MemTable up to its last number are durable, before tables
-    /// with them are published (log.L5).
-    pub(super) async fn until_flushable(&self, last: u64) -> Result<(), IndexError> {
-        match &self.log {
-            Some(log) if !self.fabric().breaks(FLUSHES_AWAIT_LOG) => {
-                Ok(log.until_durable(last).await?)
-            }
-            _ => Ok(()),
-        }
+        let waited = self.until_durable(number, READS_AWAIT_LOG).await;
+        waited.map_err(|_| IndexError::Contended { retries: 0 })
     }
 
     /// A number above those of all versions that are linked already, which has none itself. Later
-    /// versions have higher numbers.
-    pub(super) async fn bound_of_records(&self) -> Result<u64, IndexError> {
+    /// versions have higher numbers. `None` where there is no log.
+    pub(super) async fn bound_of_records(&self) -> Result<Option<u64>, IndexError> {
+        if self.log.is_none() || self.fabric().breaks(LEAVERS_END_RECORDS) {
+            return Ok(None);
+        }
         let bound = self.writer().await?.number(|_| ());
         self.until_settled(bound).await?;
-        Ok(bound)
+        Ok(Some(bound))
     }
 
-    /// Ends the records of the tree's keys with numbers below `below` (log.L5): they are in tables,
-    /// or are overwritten there.
-    pub(super) async fn end_records(&self, below: u64) -> Result<(), IndexError> {
-        let Some(log) = self.log.as_ref().filter(|_| !self.fabric().breaks(LEAVERS_END_RECORDS))
-        else {
-            return Ok(());
-        };
+    /// Ends the records of the tree's keys with numbers below this bound (log.L5): they are in
+    /// tables, or are overwritten there.
+    pub(super) async fn end_records(&self, below: Option<u64>) -> Result<(), IndexError> {
+        let Some((log, below)) = self.log.as_ref().zip(below) else { return Ok(()) };
         let clip = self.shard.clip();
         let bytes = |key: &Option<KeyBuf>| key.as_ref().map(|key| key.key().to_vec());
         let (low, high) = (bytes(&clip.lower).unwrap_or_default(), bytes(&clip.upper));
@@ -141,9 +106,4 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
         let number = self.writer().await?.number(|number| log.append(number, &barrier));
         Ok(log.until_durable(number).await?)
     }
-}
-
-/// The number of a version that was found.
-pub(super) fn number_of(version: Option<&MemTableVersion<'_>>) -> Option<u64> {
-    version.map(MemTableVersion::number)
 }

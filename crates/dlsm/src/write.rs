@@ -10,7 +10,7 @@ use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, Section, Work};
 use farleaf_index::{EditAction, EditAnswer, IndexError, LeafEdit};
 use farleaf_page::Layout;
-use farleaf_page::rules::BELOW_SETTLED;
+use farleaf_page::rules::{ANSWERS_AWAIT_LOG, BELOW_SETTLED};
 
 /// What an operation needs before it goes on.
 enum WriteStep {
@@ -82,7 +82,7 @@ impl<F: Fabric, L: Layout> DlsmIndex<F, L> {
                 WriteStep::Ended(answer) => {
                     drop((version, writer)); // others need what they hold
                     match linked {
-                        Some(number) => self.until_answerable(number).await?,
+                        Some(number) => self.until_durable(number, ANSWERS_AWAIT_LOG).await?,
                         // Whatever it has seen has a number by now.
                         None => self.until_seen_durable(self.shard.sequences.latest()).await?,
                     }

@@ -15,12 +15,26 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Condvar};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
+
+/// Lets other tasks go on, once: those that are ready now are polled before the task goes on. For
+/// any executor.
+pub async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
 
 // Wakers cross threads outside the code that the model checker covers, and need a condition
 // variable.
@@ -512,18 +526,6 @@ mod tests {
         }
     }
 
-    async fn yield_once() {
-        let mut yielded = false;
-        std::future::poll_fn(|context| {
-            if std::mem::replace(&mut yielded, true) {
-                return Poll::Ready(());
-            }
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
-    }
-
     #[test]
     fn tasks_take_turns_in_wake_order() {
         let trace = Rc::new(RefCell::new(Vec::new()));
@@ -533,7 +535,7 @@ mod tests {
             executor.spawn(0, async move {
                 for _ in 0..2 {
                     trace.borrow_mut().push(id);
-                    yield_once().await;
+                    yield_now().await;
                 }
             });
         }
@@ -569,7 +571,7 @@ mod tests {
         let (ends, held) = (Rc::clone(&ended), Rc::clone(&waker));
         executor.spawn(0, async move {
             for _ in 0..3 {
-                yield_once().await;
+                yield_now().await;
             }
             ends.set(1);
             std::future::poll_fn(|context| {

@@ -12,11 +12,10 @@
 use crate::cores::{EnginePool, lock};
 use crate::data::KeyKind;
 use crate::error::Error;
-use std::future::poll_fn;
+use farleaf_fabric::executor::yield_now;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
-use std::task::Poll;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Handle, Id};
@@ -87,14 +86,6 @@ async fn drive<K: ?Sized + KeyKind>(
         // There may be more. Check again, but after the tasks that this turn has woken: polling
         // then does not delay them, because their next requests are already in flight.
         drop(ready);
-        let mut has_yielded = false;
-        poll_fn(|context| {
-            if std::mem::replace(&mut has_yielded, true) {
-                return Poll::Ready(());
-            }
-            context.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
+        yield_now().await;
     }
 }

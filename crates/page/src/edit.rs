@@ -109,7 +109,7 @@ impl<K: ?Sized + ToOwned, V: ?Sized + ToOwned> LeafEdit<&K, &V> {
 
     /// The record that the leaf would have after the edit. `None` if the edit never needs room.
     pub fn new_record<L: Layout<Key = K, Value = V>>(&self) -> Option<OverflowEntry<L>> {
-        let value = self.new_value()?;
+        let value = self.action.new_value()?;
         Some(OverflowEntry::Record(self.key.to_owned(), value.to_owned()))
     }
 }
@@ -164,7 +164,7 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
 
     /// Whether the leaf has no room for the record that the edit leaves in it.
     pub fn lacks_room<L: Layout<Key = K, Value = V>>(&self, page: Page<'_, L>) -> bool {
-        self.new_value().is_some_and(|value| !L::leaf_has_room(page, self.key, value))
+        self.action.new_value().is_some_and(|value| !L::leaf_has_room(page, self.key, value))
     }
 
     /// Applies the edit to the leaf that covers its key.
@@ -193,15 +193,15 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     }
 }
 
-impl<K: ?Sized, V: ?Sized> LeafEdit<&K, &V> {
-    /// The value that the key would have after the edit. `None` if the edit never needs room.
-    fn new_value(&self) -> Option<&V> {
-        match self.action {
-            EditAction::Insert(value)
-            | EditAction::Update(value)
-            | EditAction::Upsert(value)
-            | EditAction::CompareExchange(_, value) => Some(value),
-            EditAction::Get | EditAction::Remove => None,
+impl<V: Copy> EditAction<V> {
+    /// The value that the key has after the action, if it is done. `None` if it never needs room.
+    pub fn new_value(&self) -> Option<V> {
+        match self {
+            Self::Insert(value)
+            | Self::Update(value)
+            | Self::Upsert(value)
+            | Self::CompareExchange(_, value) => Some(*value),
+            Self::Get | Self::Remove => None,
         }
     }
 }

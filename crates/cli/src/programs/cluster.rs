@@ -15,7 +15,7 @@ use farleaf_cluster::compute::{boundaries_of, first_map};
 use farleaf_cluster::launch::{self, LaunchOptions};
 use farleaf_cluster::layouts::BlockSettings;
 use farleaf_cluster::records::{IndexName, PoolTransport};
-use farleaf_cluster::settings::{check_acknowledge, takes_over};
+use farleaf_cluster::settings::{acknowledge_of, check_acknowledge, takes_over};
 use farleaf_cluster::stop::StopSignal;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
@@ -209,10 +209,7 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
     if index == IndexName::Dex && (arguments.shards > 1 || arguments.most_shards > 0) {
         return usage("--shards and --most-shards are for --index dlsm");
     }
-    let acknowledge = match index {
-        IndexName::Dex => cache.acknowledge,
-        IndexName::Dlsm => tree.acknowledge,
-    };
+    let acknowledge = acknowledge_of(index, &cache, &tree);
     if let Err(refusal) = check_acknowledge(acknowledge, arguments.transport, index) {
         return usage(refusal.to_string());
     }

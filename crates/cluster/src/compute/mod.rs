@@ -44,7 +44,7 @@ use farleaf_fabric::handshake::{PeerRole, Token};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::tcp::TcpServerConfig;
 use farleaf_index::partition::{ComputeServer, MapState, PartitionMap, TakeoverOptions};
-use farleaf_index::{AcknowledgeName, IndexError, PartState};
+use farleaf_index::{IndexError, PartState};
 use farleaf_page::OwnedKey;
 use map_store::CatalogMap;
 use std::net::{SocketAddr, TcpListener};
@@ -96,16 +96,6 @@ pub struct ComputeServerOptions {
     pub takeover: Option<bool>,
     /// How long it may answer after the posting of its latest answered probe of a memory server.
     pub right: Duration,
-}
-
-impl ComputeServerOptions {
-    /// When it answers changes of an index of this design.
-    fn acknowledge(&self, index: IndexName) -> AcknowledgeName {
-        match index {
-            IndexName::Dex => self.cache.acknowledge,
-            IndexName::Dlsm => self.tree.acknowledge,
-        }
-    }
 }
 
 /// Poll interval of the catalog.
@@ -234,7 +224,7 @@ fn await_settings(
             Ok(Some((settings, _))) => {
                 settings::check_compute_number(options.number, settings.compute_servers)?;
                 let SettingsRecord { transport, index, compute_servers, .. } = settings;
-                let acknowledge = options.acknowledge(index);
+                let acknowledge = settings::acknowledge_of(index, &options.cache, &options.tree);
                 settings::check_acknowledge(acknowledge, transport, index)?;
                 let asked = options.takeover;
                 let takes_over = settings::takes_over(asked, acknowledge, compute_servers)?;

@@ -22,7 +22,7 @@ use farleaf_page::rules;
 use farleaf_page::{BlockRef, Layout, MAX_BLOCK_BYTES, block_words};
 use farleaf_pool::remote::{
     BUSY_WAIT_NS, BUSY_WAITS, Backoff, ChunkClient, ChunkUse, GRACE_NS, MissCause, READ_RETRIES,
-    RemoteError, both, pieces,
+    RemoteError, both, pieces, until_landed,
 };
 use farleaf_pool::wire::{LISTED_CHUNKS, PoolRequest};
 use std::collections::VecDeque;
@@ -35,8 +35,6 @@ const PIECES_PER_BATCH: usize = 4;
 const MIN_RETURNED_BYTES: u64 = 4096;
 /// How long to wait before looking again whether other tasks have freed memory.
 const OTHERS_WAIT_NS: u64 = 1_000_000;
-/// Attempts to write a block.
-const WRITE_ATTEMPTS: u32 = 16;
 
 /// One handle's access to value blocks.
 #[derive(Debug)]
@@ -126,26 +124,12 @@ impl<F: Fabric, L: Layout> BlockClient<F, L> {
             }
             return Ok(());
         }
-        let mut backoff = Backoff::default();
-        let mut outcome = Ok(());
-        for _ in 0..WRITE_ATTEMPTS {
-            outcome = self.write_words(block.at, words).await;
-            match &outcome {
-                Ok(()) => return Ok(()),
-                Err(FabricError::Indeterminate { .. }) => {
-                    // Ensure that no earlier WRITE can land later (blocks.X8). If that is
-                    // impossible, the place is abandoned.
-                    self.fabric().reset(server).await?;
-                }
-                Err(FabricError::QueueFull { .. } | FabricError::NoBuffer { .. }) => {}
-                Err(_) => break,
-            }
-            self.fabric().counters().count_retry();
-            backoff.count();
-            backoff.wait(self.fabric()).await;
+        // If a reset fails, an earlier WRITE may land later: the place is abandoned (blocks.X8).
+        let write = async || self.write_words(block.at, words).await;
+        let outcome = until_landed(self.fabric(), server, write).await?;
+        if outcome.is_err() {
+            self.space.give_back(place);
         }
-        // The last attempt was settled, or sent nothing.
-        self.space.give_back(place);
         Ok(outcome?)
     }
 

@@ -89,14 +89,7 @@ impl<'k> MemTableEdit<'k> {
         action: EditAction<&'k [u8]>,
         options: &MemTableOptions,
     ) -> Result<Self, MemTableError> {
-        let value = match action {
-            EditAction::Get | EditAction::Remove => 0,
-            EditAction::Insert(value) | EditAction::Update(value) | EditAction::Upsert(value) => {
-                value.len()
-            }
-            EditAction::CompareExchange(_, new) => new.len(),
-        };
-        options.check(key.len(), value)?;
+        options.check(key.len(), action.new_value().map_or(0, <[u8]>::len))?;
         Ok(Self { key: SearchKey::new(key), action, below: None, lost: 0 })
     }
 

@@ -14,8 +14,8 @@ use farleaf_fabric::sync::Arc;
 use farleaf_index::together::{all, join};
 use farleaf_index::{CacheCounters, OwnedRange};
 use farleaf_index::{
-    EditAction, EditAnswer, Encoded, IndexError, KeyedRecords, LeafEdit, PartIndex, PartState,
-    ReleasedKeys, ScanRequest,
+    EditAnswer, Encoded, IndexError, KeyedRecords, LeafEdit, PartIndex, PartState, ReleasedKeys,
+    ScanRequest,
 };
 use farleaf_page::rules::{DIVISIONS_SETTLED, LEAVING_COVERED, ONE_BOUND, PIECES_REREAD};
 use farleaf_page::table::KeyBuf;
@@ -263,16 +263,10 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     ) -> Result<Option<WalRoom<'_>>, RemoteError> {
         let Some(log) = self.log.as_ref().filter(|_| edit.changes()) else { return Ok(None) };
         let key = edit.key.encoded();
-        let value = match edit.action {
-            EditAction::Get | EditAction::Remove => None,
-            EditAction::Insert(value)
-            | EditAction::Update(value)
-            | EditAction::Upsert(value)
-            | EditAction::CompareExchange(_, value) => Some(value.encoded()),
-        };
+        let value = edit.action.new_value().map(|value| value.encoded());
         let value = value.as_ref().map(AsRef::as_ref).unwrap_or_default();
         let record = WalRecord::Put { key: key.as_ref(), value };
-        if log.pressed().is_some() {
+        if log.is_pressed() {
             self.pressure.raise();
             if !log.is_kept() {
                 // Whatever it fails with, there may be room.
@@ -307,14 +301,12 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
     /// Flushes what keeps more than half of this endpoint's ring of the log in use, unless another
     /// task does.
     async fn relieve(&self) -> Result<(), RemoteError> {
-        let Some((log, number)) = self.log.as_ref().and_then(|log| Some((log, log.pressed()?)))
-        else {
-            return Ok(());
-        };
+        let Some(log) = self.log.as_ref().filter(|log| log.is_pressed()) else { return Ok(()) };
         if self.relieves.replace(true) {
             return Ok(());
         }
         let _relieving = Relieving(&self.relieves);
+        let number = log.pressing_number();
         let flushed = self.on_all(|tree| tree.flush_up_to(number)).await;
         // Also what some trees have flushed makes room.
         let told = log.tell_low().await;
@@ -331,9 +323,9 @@ impl<F: Fabric, L: Layout> PartTrees<F, L> {
                 let seen = self.pressure.count();
                 // What has failed is tried again.
                 let _ = self.relieve().await;
-                let pause_ns = match log.pressed() {
-                    Some(_) => RELIEF_PAUSE_NS,
-                    None => POLL_INTERVAL_NS,
+                let pause_ns = match log.is_pressed() {
+                    true => RELIEF_PAUSE_NS,
+                    false => POLL_INTERVAL_NS,
                 };
                 self.pressure.sleep(&self.fabric, seen, pause_ns).await;
             }

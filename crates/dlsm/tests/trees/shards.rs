@@ -2,15 +2,17 @@
 //! life of a compute server finds.
 
 use super::tree::{KINDS, setup, tiny};
-use farleaf_dlsm::{CompactionPlace, Dlsm, DlsmServerOptions, ShardedDlsm, ShardedOptions};
+use farleaf_dlsm::{
+    CompactionPlace, Dlsm, DlsmOptions, DlsmServerOptions, ShardedDlsm, ShardedOptions,
+};
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::{Faults, LastWords, SimConfig};
 use farleaf_fabric::sync::{Arc, Mutex, lock};
 use farleaf_fabric::{Cluster, Fabric, Work};
 use farleaf_index::partition::{ComputePool, end_former_incarnation, fence_former_incarnation};
 use farleaf_index::{
-    Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned, RangeIndex,
-    ScanRequest,
+    AcknowledgeName, Design, InLeaves, IndexAdmin, IndexError, PartIndex, PartValues, Partitioned,
+    RangeIndex, ScanRequest,
 };
 use farleaf_page::{Bytes, EditAction, LeafEdit, NamedLayout};
 use farleaf_pool::wire::RecordRoom;
@@ -204,6 +206,15 @@ fn the_next_incarnation_finds_what_was_flushed() {
         let flushed = (0..50).map(|number| (numbered(number), b"flushed".to_vec()));
         assert_eq!(found[0], Some(flushed.collect::<Vec<_>>()));
     }
+}
+
+/// A single tree once took `written`, and answered as with `cached`.
+#[test]
+fn answers_of_one_tree_cannot_wait() {
+    let acknowledge = AcknowledgeName::Written;
+    let options = DlsmOptions { acknowledge, ..tiny(KINDS[0]) };
+    let refused = <Dlsm as Design<Small>>::compute(&options).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("only an index of shards has a write-ahead log"));
 }
 
 /// The directory may still make the change that shows what was loaded, so the outcome is unknown,

@@ -15,12 +15,11 @@ use super::queue::{GROUP, PendingRequest, TakenRequests};
 use super::{ServedClients, ThreadQueue, Worker};
 use crate::{PartValues, Partitioned, ValueForm};
 use farleaf_fabric::Fabric;
+use farleaf_fabric::executor::yield_now;
 use farleaf_page::{EditAction, Layout, LeafEdit, OwnedKey, OwnedValue};
 use farleaf_pool::wire::{ClientRequest, ClientResponse, ErrorCode};
 use smallvec::SmallVec;
 use std::cell::Cell;
-use std::future::poll_fn;
-use std::task::Poll;
 
 /// Maximum number of operations that the tasks of a thread execute concurrently. Each may have
 /// several verbs posted, and an endpoint accepts only a limited number of verbs.
@@ -43,19 +42,6 @@ fn distinct<K: Eq, V>(records: &[(K, V)]) -> usize {
     let most = records.len().min(RECORDS_AT_ONCE);
     let is_again = |at: &usize| records[..*at].iter().any(|(key, _)| *key == records[*at].0);
     (1..most).find(is_again).unwrap_or(most)
-}
-
-/// Yields, so that the executor can run other ready tasks and send answers.
-async fn yield_now() {
-    let mut given = false;
-    poll_fn(|context| match std::mem::replace(&mut given, true) {
-        true => Poll::Ready(()),
-        false => {
-            context.waker().wake_by_ref();
-            Poll::Pending
-        }
-    })
-    .await;
 }
 
 impl<D: Partitioned, F: Fabric, L: Layout, V: ValueForm<L>> Worker<D, F, L, V> {

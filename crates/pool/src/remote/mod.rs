@@ -58,7 +58,7 @@ pub use lock::{LockedPage, PageHold, SettleRight};
 pub use pages::{
     BUSY_WAIT_NS, BUSY_WAITS, GRACE_NS, PageClient, PendingRead, READ_RETRIES, REREADS, SETTLES,
 };
-pub use pieces::{Pieces, all_done, both, pieces};
+pub use pieces::{Pieces, all_done, both, pieces, until_landed};
 pub use rpc::RpcClient;
 pub use shares::{BadShares, Partitioning, ShareMap};
 pub use signal::ChangeSignal;

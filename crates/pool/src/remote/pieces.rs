@@ -9,7 +9,8 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr};
+use super::Backoff;
+use farleaf_fabric::{BUFFER_BYTES, Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use std::ops::Range;
 
 /// Splits `words` words into pieces. The piece with word 0 comes first.
@@ -68,6 +69,38 @@ where
         outcome = both(outcome, operation.await.map(drop));
     }
     Ok(outcome?)
+}
+
+/// Attempts to WRITE something that no one else writes.
+const WRITE_ATTEMPTS: u32 = 16;
+
+/// Repeats a WRITE of the same words to `server`, within bounds, until it has landed. After an
+/// unknown outcome the connection is reset first, so that no earlier attempt can land later, when
+/// the place may have been used again (F9).
+///
+/// The inner error is that of the last attempt, which never lands.
+///
+/// # Errors
+/// [`FabricError`] if a reset fails: an attempt may still land.
+pub async fn until_landed<F: Fabric>(
+    fabric: &F,
+    server: ServerId,
+    mut attempt: impl AsyncFnMut() -> Result<(), FabricError>,
+) -> Result<Result<(), FabricError>, FabricError> {
+    let mut backoff = Backoff::default();
+    let mut outcome = Ok(());
+    for _ in 0..WRITE_ATTEMPTS {
+        outcome = attempt().await;
+        match &outcome {
+            Err(FabricError::Indeterminate { .. }) => fabric.reset(server).await?,
+            Err(FabricError::QueueFull { .. } | FabricError::NoBuffer { .. }) => {}
+            Ok(()) | Err(_) => break,
+        }
+        fabric.counters().count_retry();
+        backoff.count();
+        backoff.wait(fabric).await;
+    }
+    Ok(outcome)
 }
 
 /// Combines the outcomes of two operations. If one is unknown and the other failed, the result is

@@ -81,7 +81,7 @@ impl Wal {
     }
 
     /// Bytes of each ring.
-    pub fn ring_bytes(&self) -> u64 {
+    pub(super) fn ring_bytes(&self) -> u64 {
         self.ring_bytes
     }
 
@@ -148,13 +148,13 @@ impl Wal {
 
     /// The highest number that is known to be durable with all below it.
     #[inline]
-    pub fn durable(&self) -> u64 {
+    pub(super) fn durable(&self) -> u64 {
         self.durable.load(Ordering::Acquire)
     }
 
     /// Finds out the durable bound. Each bound that was found stays right: a number up to it is in
     /// no batch that is still to be made.
-    pub fn advance(&self) -> u64 {
+    pub(super) fn advance(&self) -> u64 {
         // First the numbers, then the rings: a record is in a ring before its number is settled.
         let settled = self.source.settled();
         let inner = lock(&self.inner);
@@ -167,7 +167,7 @@ impl Wal {
     }
 
     /// Finds out the durable bound, and wakes whoever waits for it.
-    pub fn progressed(&self) {
+    pub(super) fn progressed(&self) {
         self.advance();
         self.progress.raise();
     }

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 const BATCH_WORDS: u64 = 512;
 const BATCH_PART: u64 = 8;
 /// The longest record has at most one of this many parts of the ring.
-pub(super) const RECORD_PARTS: u64 = 4;
+const RECORD_PARTS: u64 = 4;
 /// Maximum number of batches of a ring that are written at the same time.
 const MAX_IN_FLIGHT: usize = 2;
 /// A ring is pressed when more than one of this many parts is in use.
@@ -257,8 +257,8 @@ impl WalRing {
 
     /// The batch at `position` is durable. Returns the low that it has told.
     pub(super) fn landed(&mut self, position: u64) -> u64 {
-        for batch in self.in_ring.iter_mut().filter(|batch| batch.position == position) {
-            batch.is_durable = true;
+        if let Ok(place) = self.in_ring.binary_search_by_key(&position, |batch| batch.position) {
+            self.in_ring[place].is_durable = true;
         }
         let told = self.placed.iter().find(|batch| batch.position == position);
         let (low, lows) = told.map_or((0, 0), |batch| (batch.low, batch.lows));

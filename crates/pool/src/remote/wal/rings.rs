@@ -3,15 +3,13 @@
 //! *Thread safety*: belongs to one endpoint's thread.
 
 use super::log::Wal;
-use crate::remote::pieces::{Pieces, pieces};
+use crate::remote::pieces::{Pieces, pieces, until_landed};
 use crate::remote::{Backoff, READ_RETRIES, RemoteError, RpcClient};
 use crate::wire::{MAX_RING_BYTES, MAX_RINGS, MIN_RING_BYTES, PoolRequest, Reply};
 use farleaf_fabric::sync::Ordering;
 use farleaf_fabric::{BUFFER_BYTES, Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_page::Layout;
 
-/// Attempts to write a batch, with a reset before each but the first.
-const WRITE_ATTEMPTS: u32 = 16;
 /// Maximum number of rings of a log, with those that have been replaced by larger ones.
 const MAX_LISTED: usize = 4 * MAX_RINGS as usize;
 /// Maximum number of READs at a time.
@@ -71,40 +69,22 @@ fn is_ring(server: ServerId, (at, bytes): (GlobalAddr, u64)) -> bool {
         && bytes < GlobalAddr::OFFSET_LIMIT - at.offset()
 }
 
-/// Writes the words at `at`, piece by piece: again after a reset if the outcome is unknown.
+/// Writes the words at `at`, piece by piece.
 pub(super) async fn write_words<F: Fabric>(
     fabric: &F,
     at: GlobalAddr,
     words: &[u64],
 ) -> Result<(), FabricError> {
-    for piece in pieces(words.len()).rev() {
-        let mut backoff = Backoff::default();
-        let mut outcome = Err(FabricError::NoBuffer { bytes: piece.len() * 8 });
-        for attempt in 0..WRITE_ATTEMPTS {
-            outcome = match fabric.buffer(piece.len() * 8) {
-                Ok(buffer) => {
-                    let mut posted = Pieces::none();
-                    posted.post(fabric, (at, words), piece.clone(), buffer);
-                    posted.done().await
-                }
-                Err(error) => Err(error),
-            };
-            match &outcome {
-                Ok(()) => break,
-                // The WRITE could still land after the place has been used again (F9).
-                Err(FabricError::Indeterminate { .. }) => fabric.reset(at.server()).await?,
-                Err(FabricError::NoBuffer { .. } | FabricError::QueueFull { .. }) => {}
-                Err(_) => break,
-            }
-            if attempt + 1 < WRITE_ATTEMPTS {
-                fabric.counters().count_retry();
-                backoff.count();
-                backoff.wait(fabric).await;
-            }
+    let write = async || {
+        for piece in pieces(words.len()).rev() {
+            let buffer = fabric.buffer(piece.len() * 8)?;
+            let mut posted = Pieces::none();
+            posted.post(fabric, (at, words), piece, buffer);
+            posted.done().await?;
         }
-        outcome?;
-    }
-    Ok(())
+        Ok(())
+    };
+    until_landed(fabric, at.server(), write).await?
 }
 
 /// READs `words` words.

@@ -11,12 +11,11 @@ use super::log::Wal;
 use super::ring::{BatchToWrite, WalRing};
 use super::rings::{ring_of, rings, write_words};
 use crate::remote::{RemoteError, RpcClient};
+use farleaf_fabric::executor::yield_now;
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, ServerId};
 use farleaf_page::{Layout, rules};
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
-use std::task::Poll;
 
 /// For how long an operation waits until a number is durable, or for room, in nanoseconds.
 const PATIENCE_NS: u64 = 10_000_000_000;
@@ -101,19 +100,6 @@ impl Drop for DrivenBatch<'_> {
     }
 }
 
-/// Lets the other tasks of the thread go on, once.
-async fn yield_once() {
-    let mut has_yielded = false;
-    poll_fn(|context| {
-        if std::mem::replace(&mut has_yielded, true) {
-            return Poll::Ready(());
-        }
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
-}
-
 /// The error of a change that may have happened.
 fn unknown(server: ServerId) -> RemoteError {
     RemoteError::Contended { retries: 0 }.after_a_change(server)
@@ -147,11 +133,6 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
 
     fn fabric(&self) -> &F {
         self.rpc.fabric()
-    }
-
-    /// What the writers share.
-    pub fn wal(&self) -> &Arc<Wal> {
-        &self.wal
     }
 
     fn with_ring<T>(&self, act: impl FnOnce(&mut WalRing) -> T) -> Option<T> {
@@ -188,15 +169,21 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
         }
     }
 
-    /// The number up to which everything should be flushed, if the ring is more than half full.
-    pub fn pressed(&self) -> Option<u64> {
+    /// Whether the ring is more than half full.
+    pub fn is_pressed(&self) -> bool {
         self.with_ring(|ring| {
             if ring.is_pressed() {
                 ring.release(self.released_low());
             }
-            ring.is_pressed().then(|| ring.pressing_number())
+            ring.is_pressed()
         })
-        .flatten()
+        .unwrap_or(false)
+    }
+
+    /// The number up to which everything should be flushed, so that half of what is in use becomes
+    /// free.
+    pub fn pressing_number(&self) -> u64 {
+        self.with_ring(|ring| ring.pressing_number()).unwrap_or(0)
     }
 
     /// The low below which the space of records may be used again (log.L4).
@@ -230,7 +217,7 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
             if self.has_work() {
                 if !std::mem::replace(&mut has_yielded, true) {
                     // Records of the same group go into the same batch.
-                    yield_once().await;
+                    yield_now().await;
                     continue;
                 }
                 self.write_next().await?;
@@ -346,11 +333,9 @@ impl<F: Fabric, L: Layout> WalWriter<F, L> {
             }
             write_words(self.fabric(), at, &words).await
         };
-        let written = written.await;
-        if let Err(error) = written {
-            // Another task tries, without haste: it may fail at once, too.
-            return Err(RemoteError::from(error).after_a_change(at.server()));
-        }
+        // After a failure another task tries, without haste: it may fail at once, too.
+        let failed = |error| RemoteError::from(error).after_a_change(at.server());
+        written.await.map_err(failed)?;
         driven.position = None;
         drop(driven);
         self.with_ring(|ring| {
