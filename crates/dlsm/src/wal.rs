@@ -18,7 +18,6 @@ use farleaf_page::Layout;
 use farleaf_page::rules::{LEAVERS_END_RECORDS, READS_AWAIT_LOG};
 use farleaf_page::table::KeyBuf;
 use farleaf_pool::remote::{WalRecord, WalSource};
-use std::sync::Weak;
 
 /// The record of a change.
 pub(super) fn record_of<'r>(key: &'r [u8], action: &EditAction<&'r [u8]>) -> WalRecord<'r> {
@@ -32,7 +31,8 @@ pub(super) fn record_of<'r>(key: &'r [u8], action: &EditAction<&'r [u8]>) -> Wal
 #[derive(Debug)]
 pub(super) struct LoggedTrees {
     sequences: Arc<Sequences>,
-    trees: Mutex<Vec<Weak<LsmShard>>>,
+    /// Those that only this list holds are gone: no one reads or flushes them any more.
+    trees: Mutex<Vec<Arc<LsmShard>>>,
 }
 
 impl LoggedTrees {
@@ -41,7 +41,7 @@ impl LoggedTrees {
     }
 
     pub(super) fn add(&self, tree: &Arc<LsmShard>) {
-        lock(&self.trees).push(Arc::downgrade(tree));
+        lock(&self.trees).push(Arc::clone(tree));
     }
 }
 
@@ -53,8 +53,9 @@ impl WalSource for LoggedTrees {
     fn low(&self) -> u64 {
         // First the numbers: versions up to this one are linked, and a MemTable shows them.
         let settled = self.sequences.settled();
-        let trees = lock(&self.trees);
-        let oldest = trees.iter().filter_map(|tree| tree.upgrade()?.oldest_unflushed());
+        let mut trees = lock(&self.trees);
+        trees.retain(|tree| Arc::strong_count(tree) > 1);
+        let oldest = trees.iter().filter_map(|tree| tree.oldest_unflushed());
         oldest.fold(settled + 1, u64::min)
     }
 }

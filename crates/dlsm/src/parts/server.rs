@@ -19,7 +19,7 @@ use crate::wal::LoggedTrees;
 use crate::writers::IdleWriters;
 use crate::{DlsmOptions, LsmShard};
 use farleaf_fabric::GlobalAddr;
-use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, ObjectArc, Ordering, lock};
 use farleaf_index::OwnedRange;
 use farleaf_index::{AcknowledgeName, Encoded, IndexError, PartState};
 use farleaf_page::{Layout, OwnedKey};
@@ -91,7 +91,7 @@ struct KnownShards {
     writers: Arc<IdleWriters>,
     /// The write-ahead log, if answers wait for it, and what the log knows of the trees.
     log: Option<Arc<Wal>>,
-    logged: Arc<LoggedTrees>,
+    logged: ObjectArc<LoggedTrees>,
     /// The trees that it has, or had, by number.
     trees: BTreeMap<usize, Arc<LsmShard>>,
 }
@@ -136,12 +136,13 @@ impl<L: Layout> DlsmServer<L> {
         server.check(owned.len(), server.longest_value.unwrap_or(0))?;
         let options = server.smallest(owned.len())?;
         let writers = Arc::new(IdleWriters::new(options.writers));
-        let logged = Arc::new(LoggedTrees::new(writers.sequences()));
+        let logged = ObjectArc::new(LoggedTrees::new(writers.sequences()));
         let log = match options.acknowledge {
             AcknowledgeName::Cached => None,
             AcknowledgeName::Written => {
                 let ring_bytes = server.ring_bytes(pool_bytes, shards);
-                Some(Arc::new(Wal::new(Arc::clone(&logged) as Arc<dyn WalSource>, ring_bytes)))
+                let source: ObjectArc<dyn WalSource> = ObjectArc::clone(&logged) as _;
+                Some(Arc::new(Wal::new(source, ring_bytes)))
             }
         };
         inner.known = Some(KnownShards {

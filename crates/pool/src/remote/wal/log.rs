@@ -7,7 +7,7 @@ use super::batch::OpenBatch;
 use super::ring::WalRing;
 use crate::remote::ChangeSignal;
 use crate::wire::MAX_RINGS;
-use farleaf_fabric::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use farleaf_fabric::sync::{AtomicU64, Mutex, ObjectArc, Ordering, lock};
 use std::fmt::Debug;
 
 /// A ring without pending records.
@@ -32,7 +32,7 @@ struct PendingLine(AtomicU64);
 /// The log of one compute server.
 #[derive(Debug)]
 pub struct Wal {
-    source: Arc<dyn WalSource>,
+    source: ObjectArc<dyn WalSource>,
     ring_bytes: u64,
     /// 0 before the first writer was opened.
     life: AtomicU64,
@@ -67,7 +67,7 @@ impl WalInner {
 
 impl Wal {
     /// A log whose writers have rings of `ring_bytes` bytes each, a multiple of 4096.
-    pub fn new(source: Arc<dyn WalSource>, ring_bytes: u64) -> Self {
+    pub fn new(source: ObjectArc<dyn WalSource>, ring_bytes: u64) -> Self {
         Self {
             source,
             ring_bytes,

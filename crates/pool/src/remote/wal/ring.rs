@@ -36,7 +36,7 @@ struct LiveBatch {
 #[derive(Debug)]
 struct PlacedBatch {
     position: u64,
-    words: Arc<[u64]>,
+    words: Arc<Vec<u64>>,
     numbers: (u64, u64),
     low: u64,
     /// How often the low was asked for until this batch.
@@ -52,7 +52,7 @@ struct PlacedBatch {
 pub(super) struct BatchToWrite {
     pub(super) position: u64,
     pub(super) at: GlobalAddr,
-    pub(super) words: Arc<[u64]>,
+    pub(super) words: Arc<Vec<u64>>,
     /// Whether an earlier WRITE of it may still land: the connection must be reset first.
     pub(super) is_doubtful: bool,
 }
@@ -227,7 +227,7 @@ impl WalRing {
             self.lows.1 = self.lows.0;
         }
         let (numbers, low, lows) = (open.numbers, self.low.1, self.lows.1);
-        let words: Arc<[u64]> = open.seal(self.seed, position, low).into();
+        let words = Arc::new(open.seal(self.seed, position, low));
         self.in_ring.push_back(LiveBatch { position, highest: numbers.1, is_durable: false });
         let at = self.place(position);
         let (is_driven, is_doubtful) = (true, false);
