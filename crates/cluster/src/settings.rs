@@ -6,7 +6,7 @@
 use crate::catalog::{Catalog, CatalogError};
 use crate::config::ConfigError;
 use crate::error::ProgramError;
-use crate::records::{self, CatalogKeys, IndexName, PoolTransport, SettingsRecord};
+use crate::records::{self, CatalogKeys, IndexName, SettingsRecord};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dlsm::DlsmOptions;
 use farleaf_index::AcknowledgeName;
@@ -91,31 +91,6 @@ pub fn acknowledge_of(
     }
 }
 
-/// Refuses `--acknowledge written` where the death of a compute server could still lose answered
-/// changes: with DEX over transports on which a WRITE can stop half-way, because leaves are not
-/// logged. The batches of an LSM index's log have sums.
-///
-/// # Errors
-/// [`ConfigError::Settings`] if the cluster has such an index and transport.
-pub fn check_acknowledge(
-    acknowledge: AcknowledgeName,
-    transport: PoolTransport,
-    index: IndexName,
-) -> Result<(), ConfigError> {
-    match (acknowledge, transport, index) {
-        (AcknowledgeName::Cached, ..) | (_, PoolTransport::Tcp, _) | (_, _, IndexName::Dlsm) => {
-            Ok(())
-        }
-        (_, PoolTransport::Shm | PoolTransport::Verbs, IndexName::Dex) => {
-            Err(ConfigError::Settings(
-                "--acknowledge written needs --transport tcp or --index dlsm: elsewhere a compute \
-                 server that dies can leave a leaf half written"
-                    .to_owned(),
-            ))
-        }
-    }
-}
-
 /// Whether compute servers take over the keys of dead ones: where that is possible, unless
 /// something else was `asked` for.
 ///
@@ -178,21 +153,5 @@ mod tests {
             let refusal = takes(Some(true), level, servers).unwrap_err();
             assert!(refusal.contains(&format!("--takeover on needs {needs}")), "{refusal}");
         }
-    }
-
-    #[test]
-    fn written_is_refused_where_a_death_could_lose_an_answer() {
-        let check = |level, transport, index| {
-            check_acknowledge(level, transport, index).map_err(|error| error.to_string())
-        };
-        let (cached, written) = (AcknowledgeName::Cached, AcknowledgeName::Written);
-        for transport in [PoolTransport::Tcp, PoolTransport::Shm, PoolTransport::Verbs] {
-            assert_eq!(check(cached, transport, IndexName::Dex), Ok(()));
-            assert_eq!(check(cached, transport, IndexName::Dlsm), Ok(()));
-            assert_eq!(check(written, transport, IndexName::Dlsm), Ok(()));
-        }
-        assert_eq!(check(written, PoolTransport::Tcp, IndexName::Dex), Ok(()));
-        let refusal = check(written, PoolTransport::Shm, IndexName::Dex).unwrap_err();
-        assert!(refusal.contains("--acknowledge written needs --transport tcp"), "{refusal}");
     }
 }

@@ -157,7 +157,7 @@ impl ClusterStatus {
     }
 
     /// The compute server that is taking over the keys of a dead one.
-    fn taker_of(&self, dead: u16) -> Option<u16> {
+    pub fn taker_of(&self, dead: u16) -> Option<u16> {
         let moving = self.map.as_ref()?.moving.as_ref()?;
         (moving.dead && moving.from == dead).then_some(moving.to)
     }

@@ -1,20 +1,20 @@
-//! Recovery by the next incarnation of a compute server: before it serves, it completes the inner
-//! nodes that its previous life left half written.
+//! Recovery by the next incarnation of a compute server, or by the one that takes its keys over:
+//! before it serves, it completes the nodes that the previous life left half written.
 //!
 //! A page lands word by word, so a compute server that dies during a WRITE can leave a mixture of
 //! two versions. A shared node is locked at that time, and the next client that needs it recovers
-//! it. An exclusive node has no lock, and no other server writes it; its log entry (D9) completes
-//! it. But an old entry may name a page that has since been freed and given to another compute
-//! server, so only pages that are reachable in the tree are completed. Of these, only pages in the
-//! range that the compute server still owns are completed: keys were clean when they moved away,
-//! and their new owner may be writing the page.
+//! it. An exclusive node has no lock, and no other server writes it; its log entry completes it (D9,
+//! and ack.A3 for leaves). But an old entry may name a page that has since been freed and given to
+//! another compute server, so only pages that are reachable in the tree are completed. Of these,
+//! only pages in the range that the compute server still owns are completed: keys were clean when
+//! they moved away, and their new owner may be writing the page.
 //!
 //! *Thread safety*: private to one task.
 
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::OwnedRange;
 use farleaf_page::{DescentProbe, Layout, OwnedKey, Page};
-use farleaf_pool::remote::{MissCause, PageClient, PageImage, RemoteError, TimedPointer};
+use farleaf_pool::remote::{HalfWritten, MissCause, PageClient, RemoteError, TimedPointer};
 
 /// Retries of a WRITE of unknown outcome.
 const WRITE_RETRIES: u32 = 16;
@@ -32,10 +32,11 @@ pub(super) async fn mend<F: Fabric, L: Layout>(
 ) -> Result<u64, RemoteError> {
     let mut mended = 0;
     // Upper levels first, so that the path to each node contains only complete ones.
-    for (at, image) in pages.half_written(compute_server).await? {
-        let (low, high) = (L::low(image.page()), L::high(image.page()));
-        if range.covers(&low, high.as_ref()) && is_in_tree(pages, root, at, image.page()).await? {
-            write(pages, at, &image).await?;
+    for page in pages.half_written(compute_server).await? {
+        let image = page.image.page();
+        let (low, high) = (L::low(image), L::high(image));
+        if range.covers(&low, high.as_ref()) && is_in_tree(pages, root, page.at, image).await? {
+            write(pages, &page).await?;
             mended += 1;
         }
     }
@@ -95,13 +96,19 @@ async fn leads_to<F: Fabric, L: Layout>(
 
 async fn write<F: Fabric, L: Layout>(
     pages: &PageClient<F, L>,
-    at: GlobalAddr,
-    image: &PageImage<L>,
+    HalfWritten { at, image, mark }: &HalfWritten<L>,
 ) -> Result<(), RemoteError> {
     let mut outcome = Ok(());
     for _ in 0..WRITE_RETRIES {
-        outcome = match pages.post_page(at, image).await?.await {
-            Ok(_) => return Ok(()),
+        let written = match *mark {
+            None => pages.post_page(*at, image).await?.await.map(drop),
+            Some(mark) => match pages.post_leaf_again(*at, image, mark) {
+                Ok(posted) => posted.done().await,
+                Err(error) => Err(error),
+            },
+        };
+        outcome = match written {
+            Ok(()) => return Ok(()),
             Err(error) => Err(error.into()),
         };
         pages.fabric().counters().count_retry();

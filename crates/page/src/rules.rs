@@ -162,6 +162,9 @@ rules! {
     PREFIXES_SHARED: "keeps_prefixes", "bytes.Y2", "The prefix of a merged page is what its new fences share.";
     PARENTS_ASKED: "splits_unasked", "layout.Y8", "A node is split only if its parent has room for the separator.";
     INNER_NODES_LOGGED: "skips_entries", "D9", "An exclusive inner node is written to the pool after its log entry.";
+    LEAVES_LOGGED: "cuts_leaves", "ack.A2", "With `acknowledge = written`, a WRITE that a death could cut short, and so damage the leaf, lands behind a log entry.";
+    LEAVES_MARKED: "stamps_leaves_at_once", "ack.A2", "A leaf that is written behind a log entry has that entry's mark until all of its words have landed.";
+    MARKED_LEAVES_COMPLETED: "leaves_marked_leaves", "ack.A3", "A leaf with the mark of a log entry is completed before its keys are served.";
     SLOTS_PINNED: "frees_pinned_slots", "D9", "The log entry of a half-written node is kept until the node is whole.";
     FLUSH_WRITES: "flushes_nothing", "flush", "Changes acknowledged before a flush survive a crash.";
     MAPS_COVERED: "flushes_known_owners", "client.N5", "A flush covers every owner of a map that was not older than any when it began.";

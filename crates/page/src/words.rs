@@ -73,6 +73,14 @@ impl PageWords {
         range(self.0 >> 32)
     }
 
+    /// The smallest single range that includes both.
+    pub fn whole(self) -> Range<usize> {
+        match self.heap().is_empty() {
+            true => self.front(),
+            false => union(self.front(), &self.heap()),
+        }
+    }
+
     /// Whether there are none.
     #[inline]
     pub fn is_empty(self) -> bool {

@@ -276,6 +276,9 @@ pub const MUTANTS: &[Mutant] = &[
     seen("skips_fences", &["canary-dex-skipped-fences"]),
     seen("marks_blindly", &["random-dex-slow"]),
     seen("keeps_changed_copies", &["canary-dex-kept-copy"]),
+    seen("cuts_leaves", &["dex-written-torn"]),
+    seen("stamps_leaves_at_once", &["dex-written-torn"]),
+    seen("leaves_marked_leaves", &["dex-written-torn"]),
     seen("answers_before_write", &["dex-written"]),
     seen("reads_unwritten", &["dex-written-reads"]),
     unseen(

@@ -7,6 +7,7 @@
 //!
 //! *Thread safety*: plain functions.
 
+use crate::process_spec::{ProcessesSpec, TakeoverSpec};
 use crate::run::{RunOutcome, run_seed};
 use crate::scenario::{
     ClusterSpec, CrashSpec, DeathSpec, DesignSpec, DistributionSpec, ErrorKind, FaultSpec,
@@ -44,9 +45,21 @@ impl ScenarioKind {
     /// The faults. All kinds have torn verbs and slow messages. In addition, messages are lost or
     /// late, memory servers are unreachable, compute servers pause, compute servers die, live
     /// compute servers are declared dead, a memory server dies or restarts empty, or compute
-    /// servers of DEX die together and restart. `restarts` is drawn only by name.
-    pub const FAULTS: [&str; 9] =
-        ["slow", "lossy", "cut", "paused", "deaths", "buried", "memory", "restarts", "crash"];
+    /// servers of DEX die together and restart. With `processes`, those of DEX and dLSM are
+    /// processes that die, return and take keys over, and answers wait until they are written.
+    /// `restarts` and `processes` are drawn only by name.
+    pub const FAULTS: [&str; 10] = [
+        "slow",
+        "lossy",
+        "cut",
+        "paused",
+        "deaths",
+        "buried",
+        "memory",
+        "restarts",
+        "crash",
+        "processes",
+    ];
 
     /// Parses `design`, `design-faults` or `faults`.
     pub fn of(text: &str) -> Option<Self> {
@@ -108,6 +121,10 @@ pub fn random_scenario(kind: ScenarioKind, seed: u64) -> Scenario {
         processes: None,
         cluster,
     };
+    if what == "processes" {
+        processes(&mut dice, &mut scenario);
+        return scenario;
+    }
     go_wrong(&mut dice, what, &mut scenario);
     scenario.cluster.in_groups =
         scenario.cluster.in_flight_per_client > 1 && dice.of(&[true, false]);
@@ -117,13 +134,70 @@ pub fn random_scenario(kind: ScenarioKind, seed: u64) -> Scenario {
     scenario
 }
 
-/// Lets the answers of DEX wait until they are written. A death then loses nothing, if it cannot
-/// cut a WRITE: such networks need log entries of leaves.
+/// Makes the compute servers of DEX or dLSM processes, which die, move keys and take them over, and
+/// whose answers wait until they are written.
+fn processes(dice: &mut ScenarioRandom, scenario: &mut Scenario) {
+    let Scenario { cluster, faults, workload, allowed_errors, design, .. } = scenario;
+    cluster.compute_servers = dice.of(&[2, 3]);
+    cluster.clients_per_compute_server = dice.of(&[1, 2]);
+    cluster.in_flight_per_client = dice.of(&[1, 3]);
+    cluster.handles_per_client = 1;
+    workload.in_groups = cluster.in_flight_per_client > 1 && dice.one_in(2);
+    workload.operations_per_client = dice.of(&[30, 60, 120]);
+    workload.weights.flush = 0;
+    if dice.one_in(4) {
+        workload.load = LoadSpec::Bulk;
+    }
+    // A right to answer is compared by clocks that differ by a percent at most.
+    faults.clock_drift_ppm = dice.of(&[0, 200]);
+    faults.max_delay_ns = faults.max_delay_ns.min(20_000);
+    faults.drop_probability = dice.of(&[0.0, 0.0, 0.03]);
+    faults.timeout_ns = dice.of(&[200_000, 2_000_000]);
+    match design {
+        DesignSpec::Dex { tree, moves, spare_compute_servers, movers, .. } => {
+            tree.cache.acknowledge = AcknowledgeName::Written;
+            if tree.cache.admission == AdmissionName::Never {
+                tree.cache.admission = AdmissionName::Cold;
+            }
+            (*moves, *movers) = (dice.of(&[0, 6, 20]), 1);
+            *spare_compute_servers = dice.of(&[0, 1]);
+        }
+        DesignSpec::Dlsm { tree, shards, moves, workers, .. } => {
+            tree.acknowledge = AcknowledgeName::Written;
+            tree.log_ring_bytes = dice.of(&[8_192, 16_384]);
+            (*shards, *moves, *workers) = (dice.of(&[1, 2, 3]), dice.of(&[0, 6, 20]), 0);
+        }
+        _ => {}
+    }
+    let kills_in_loads = if workload.load == LoadSpec::Bulk { dice.of(&[0, 2]) } else { 0 };
+    let takeover = TakeoverSpec {
+        right_ns: dice.of(&[300_000, 1_000_000]),
+        poll_ns: dice.of(&[60_000, 1_000_000]),
+        term_ns: dice.of(&[400_000, 3_000_000]),
+        suspects: dice.of(&[0, 0, 3]),
+        suspected_until_ns: 20_000_000,
+    };
+    scenario.processes = Some(ProcessesSpec {
+        deadline_ns: 5_000_000_000,
+        kills: Vec::new(),
+        kills_in_moves: dice.of(&[0, 4]),
+        kills_in_loads,
+        lives_ns: dice.of(&[4_000_000, 40_000_000]),
+        forgets: false,
+        threads: dice.of(&[1, 1, 2]),
+        restart_after_ns: dice.of(&[400_000, 6_000_000]),
+        record_fails_one_in: dice.of(&[0, 0, 8]),
+        takeover: dice.one_in(2).then_some(takeover),
+    });
+    allowed_errors.extend([ErrorKind::Indeterminate, ErrorKind::Contended]);
+}
+
+/// Lets the answers of DEX wait until they are written. A death then loses nothing, and leaves no
+/// leaf damaged.
 fn acknowledge_written(scenario: &mut Scenario) {
     let DesignSpec::Dex { tree, .. } = &mut scenario.design else { return };
     tree.cache.acknowledge = AcknowledgeName::Written;
     if scenario.crash.is_some() {
-        scenario.faults.tear_probability = 0.0;
         scenario.allowed_errors.retain(|error| *error != ErrorKind::Damaged);
     }
 }

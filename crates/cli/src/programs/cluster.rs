@@ -15,7 +15,7 @@ use farleaf_cluster::compute::{boundaries_of, first_map};
 use farleaf_cluster::launch::{self, LaunchOptions};
 use farleaf_cluster::layouts::BlockSettings;
 use farleaf_cluster::records::{IndexName, PoolTransport};
-use farleaf_cluster::settings::{acknowledge_of, check_acknowledge, takes_over};
+use farleaf_cluster::settings::{acknowledge_of, takes_over};
 use farleaf_cluster::stop::StopSignal;
 use farleaf_cluster::text::{Notation, Textual};
 use farleaf_cluster::with_layout;
@@ -210,9 +210,6 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
         return usage("--shards and --most-shards are for --index dlsm");
     }
     let acknowledge = acknowledge_of(index, &cache, &tree);
-    if let Err(refusal) = check_acknowledge(acknowledge, arguments.transport, index) {
-        return usage(refusal.to_string());
-    }
     let takes_over = takes_over(arguments.takeover, acknowledge, arguments.compute_servers);
     let takes_over = match takes_over {
         Ok(takes_over) => takes_over,

@@ -223,9 +223,8 @@ fn await_settings(
         let waits_for = match records::get::<SettingsRecord>(catalog, &keys.settings()) {
             Ok(Some((settings, _))) => {
                 settings::check_compute_number(options.number, settings.compute_servers)?;
-                let SettingsRecord { transport, index, compute_servers, .. } = settings;
+                let SettingsRecord { index, compute_servers, .. } = settings;
                 let acknowledge = settings::acknowledge_of(index, &options.cache, &options.tree);
-                settings::check_acknowledge(acknowledge, transport, index)?;
                 let asked = options.takeover;
                 let takes_over = settings::takes_over(asked, acknowledge, compute_servers)?;
                 return Ok(Some((settings.layout()?, settings.index, takes_over)));

@@ -16,6 +16,8 @@
 //! keys (D8): by one WRITE, or by one for the heap followed by one for the front (bytes.Y9). When
 //! the layout of a leaf with a heap has changed, an invalid stamp goes first, because slots of one
 //! layout could match records of another under a valid stamp.
+//! Answers may wait for a WRITE that the death of this compute server can cut short. Then the leaf
+//! gets a log entry in the same doorbell (ack.A2).
 //! An inner node is written whole and sealed, after a log entry unless nothing points to it yet
 //! (D9).
 //!
@@ -30,7 +32,7 @@ use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_index::LiveCounters;
 use farleaf_page::rules;
 use farleaf_page::{ExclusiveLatch, Layout, LockWord, MARK_WORD, Page, PageWords, SIBLING_WORD};
-use farleaf_pool::remote::{LogSlot, PageImage, RemoteError, SettleRight, both};
+use farleaf_pool::remote::{LogSlot, PageImage, Pieces, RemoteError, SettleRight, all_done, both};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -40,33 +42,19 @@ const WRITE_RETRIES: u32 = 16;
 const MIN_PAUSE_NS: u64 = 1_000_000;
 const MAX_PAUSE_NS: u64 = 32_000_000;
 
-/// The WRITEs of a leaf's words, in order.
-struct PostedWords<F: Fabric> {
-    /// The heap, if other words refer to it, or an invalid stamp. Boxed, since it is rare.
-    before: Option<Box<F::Op<Buffer>>>,
-    words: F::Op<Buffer>,
-    /// The valid stamp, if `before` wrote an invalid one.
-    after: Option<Box<F::Op<Buffer>>>,
-}
-
-impl<F: Fabric> PostedWords<F> {
-    /// Waits for all of them.
-    async fn done(self) -> Result<(), FabricError> {
-        let before = match self.before {
-            Some(before) => (*before).await.map(drop),
-            None => Ok(()),
-        };
-        let outcome = both(before, self.words.await.map(drop));
-        match self.after {
-            Some(after) => both(outcome, (*after).await.map(drop)),
-            None => outcome,
-        }
-    }
+/// The WRITEs of a leaf's words, posted.
+enum PostedWords<'a, F: Fabric> {
+    /// Only of the words.
+    Plain(F::Op<Buffer>),
+    /// Several, in order: the heap first, or an invalid stamp.
+    Several(Vec<F::Op<Buffer>>),
+    /// Behind a log entry (ack.A2).
+    Logged(Box<(LogSlot<'a>, Pieces<F>)>),
 }
 
 /// The WRITE of a leaf's dirty words, posted.
 pub(crate) struct LeafWrite<'a, F: Fabric, L: Layout> {
-    posted: PostedWords<F>,
+    posted: PostedWords<'a, F>,
     under_way: FrameWriteInFlight<'a, F, L>,
 }
 
@@ -101,6 +89,51 @@ impl<F: Fabric, L: Layout> Drop for FrameWriteInFlight<'_, F, L> {
 }
 
 impl<F: Fabric, L: Layout> CacheClient<F, L> {
+    /// Waits for the WRITEs of the leaf at `at`.
+    async fn landed(&self, at: GlobalAddr, posted: PostedWords<'_, F>) -> Result<(), FabricError> {
+        match posted {
+            PostedWords::Plain(words) => words.await.map(drop),
+            PostedWords::Several(posted) => all_done(posted).await,
+            PostedWords::Logged(logged) => {
+                let (mut slot, posted) = *logged;
+                posted.done().await?;
+                slot.is_done();
+                drop(slot);
+                self.pages().unpin(at);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether the death of this compute server within a WRITE of `words` of a leaf could damage
+    /// what it has answered (ack.A2).
+    fn can_damage(&self, words: PageWords) -> bool {
+        if !self.acknowledges_written() || !self.fabric().tears() {
+            return false;
+        }
+        // Words of values in a leaf without a heap are values each, old or new.
+        let several = if L::HAS_HEAP { !words.is_one_word() } else { words.contains(SIBLING_WORD) };
+        several && !self.fabric().breaks(rules::LEAVES_LOGGED)
+    }
+
+    /// A slot for the log entry of a leaf, if a WRITE of `words` needs one and there is a log. See
+    /// [`CacheClient::log_slot`].
+    async fn leaf_slot(
+        &self,
+        at: GlobalAddr,
+        words: PageWords,
+    ) -> Result<Option<LogSlot<'_>>, Restart> {
+        if self.can_damage(words) { self.log_slot(at).await } else { Ok(None) }
+    }
+
+    /// The content that the pool's copy of a leaf will have.
+    fn leaf_image(page: Page<'_, L>) -> PageImage<L> {
+        let image = PageImage::of(page);
+        image.page().set_note(L::leaf_sum(page));
+        image.page().set_mark(false);
+        image
+    }
+
     /// Copies words of a leaf to a buffer of the endpoint. `None` if the endpoint has no buffer
     /// left.
     fn copy_out(&self, page: Page<'_, L>, words: Range<usize>) -> Option<Buffer> {
@@ -124,14 +157,22 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Some(buffer)
     }
 
-    /// Posts the WRITEs of a leaf's words in one doorbell. Words of the heap precede those that
-    /// refer to them (bytes.Y9). `None`, with nothing posted, if the endpoint has no buffers left.
-    fn post_words(
+    /// Posts the WRITEs of a leaf's words in one doorbell, behind a log entry if there is a `slot`.
+    /// Words of the heap precede those that refer to them (bytes.Y9). `None`, with nothing posted,
+    /// if the endpoint has no buffers left.
+    fn post_words<'a>(
         &self,
         at: GlobalAddr,
         page: Page<'_, L>,
         words: PageWords,
-    ) -> Option<PostedWords<F>> {
+        slot: Option<LogSlot<'a>>,
+    ) -> Option<PostedWords<'a, F>> {
+        if let Some(mut slot) = slot {
+            let image = Self::leaf_image(page);
+            let posted =
+                self.pages().post_leaf_logged(&mut slot, at, &image, words.whole()).ok()?;
+            return Some(PostedWords::Logged(Box::new((slot, posted))));
+        }
         let place = |words: &Range<usize>| at.plus(words.start as u64 * 8);
         let (heap, words) = words.writes();
         // The last slot of a full leaf without records also ends at the end of the page.
@@ -144,17 +185,16 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         let Some(heap) = heap.filter(|_| !lands_whole) else {
             let buffer = self.copy_out(page, words.clone())?;
-            let words = self.fabric().write(place(&words), buffer);
-            return Some(PostedWords { before: None, words, after: None });
+            return Some(PostedWords::Plain(self.fabric().write(place(&words), buffer)));
         };
         let (first, then) = match self.fabric().breaks(rules::HEAP_FIRST) {
             false => (heap, words),
             true => (words, heap),
         };
         let buffers = (self.copy_out(page, first.clone())?, self.copy_out(page, then.clone())?);
-        let before = self.fabric().write(place(&first), buffers.0);
-        let words = self.fabric().write(place(&then), buffers.1);
-        Some(PostedWords { before: Some(Box::new(before)), words, after: None })
+        let first = self.fabric().write(place(&first), buffers.0);
+        let then = self.fabric().write(place(&then), buffers.1);
+        Some(PostedWords::Several(vec![first, then]))
     }
 
     /// Posts the WRITEs of a leaf whose layout has changed: an invalid stamp, then the words, which
@@ -164,16 +204,15 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         at: GlobalAddr,
         page: Page<'_, L>,
         words: Range<usize>,
-    ) -> Option<PostedWords<F>> {
+    ) -> Option<PostedWords<'static, F>> {
         let (first, body) = (self.fabric().buffer(8).ok()?, self.copy_out(page, words.clone())?);
         let last = self.copy_out(page, SIBLING_WORD..SIBLING_WORD + 1)?;
         let wrong = !last.get(0);
         first.set(0, wrong);
         body.set(SIBLING_WORD - words.start, wrong);
         let write = |word: usize, buffer| self.fabric().write(at.plus(word as u64 * 8), buffer);
-        let before = Some(Box::new(write(SIBLING_WORD, first)));
-        let words = write(words.start, body);
-        Some(PostedWords { before, words, after: Some(Box::new(write(SIBLING_WORD, last))) })
+        let (first, body) = (write(SIBLING_WORD, first), write(words.start, body));
+        Some(PostedWords::Several(vec![first, body, write(SIBLING_WORD, last)]))
     }
 
     /// WRITEs a leaf that nothing points to yet.
@@ -186,8 +225,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         page: Page<'_, L>,
     ) -> Result<(), Restart> {
         let post = async || {
-            let buffer = self.copy_out(page, 1..L::page_words())?;
-            Some(self.fabric().write(at.plus(8), buffer).await.map(drop))
+            let buffer = self.copy_out(page, 1..L::page_words()).ok_or(Restart::Busy)?;
+            Ok(self.fabric().write(at.plus(8), buffer).await.map(drop))
         };
         self.write_to_the_end(at, post).await
     }
@@ -203,8 +242,12 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         words: impl Into<PageWords>,
     ) -> Result<(), Restart> {
         let words = words.into();
-        self.write_to_the_end(at, async || Some(self.post_words(at, page, words)?.done().await))
-            .await
+        let post = async || {
+            let slot = self.leaf_slot(at, words).await?;
+            let posted = self.post_words(at, page, words, slot).ok_or(Restart::Busy)?;
+            Ok(self.landed(at, posted).await)
+        };
+        self.write_to_the_end(at, post).await
     }
 
     /// WRITEs an inner node that nothing points to yet. Its version follows `found`, the word 0
@@ -322,14 +365,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// Repeats the WRITEs that `post` posts and awaits, until they are known to have completed
-    /// (C15). `post` returns `None` if the endpoint has no buffer left.
+    /// (C15). `post` fails if it cannot post them.
     async fn write_to_the_end(
         &self,
         at: GlobalAddr,
-        post: impl AsyncFn() -> Option<Result<(), FabricError>>,
+        post: impl AsyncFn() -> Result<Result<(), FabricError>, Restart>,
     ) -> Result<(), Restart> {
         for _ in 0..WRITE_RETRIES {
-            match post().await.ok_or(Restart::Busy)? {
+            match post().await? {
                 Ok(()) => return Ok(()),
                 Err(error) => self.before_rewrite(at, error).await?,
             }
@@ -339,7 +382,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// WRITEs an image, repeatedly until it is known to have completed.
     async fn write_image(&self, at: GlobalAddr, image: &PageImage<L>) -> Result<(), Restart> {
-        let post = async || Some(self.fabric().write(at, self.image_out(image)?).await.map(drop));
+        let post = async || {
+            let buffer = self.image_out(image).ok_or(Restart::Busy)?;
+            Ok(self.fabric().write(at, buffer).await.map(drop))
+        };
         self.write_to_the_end(at, post).await
     }
 
@@ -394,22 +440,38 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if level > 0 {
             return self.write_back_inner(frame, at).await;
         }
-        self.end_leaf_write(self.begin_leaf_write(node)?).await
+        // Take the slot before the latch, because taking a slot may wait.
+        let slot = self.leaf_slot(at, dirty_words(node.page)).await?;
+        let node = cache.seen(frame).ok_or(Restart::Busy)?;
+        if node.page.level() > 0 {
+            return Err(Restart::Busy);
+        }
+        self.end_leaf_write(self.begin_leaf_write(node, slot)?).await
     }
 
-    /// Posts the WRITE of a leaf's dirty words.
+    /// Posts the WRITE of a leaf's dirty words. `slot` is for its log entry, if one was taken.
     ///
     /// # Errors
     /// [`Restart::Busy`] if the leaf is clean or being written, latched or has changed, or if the
-    /// endpoint has no buffer left. Nothing has been posted.
+    /// endpoint has no buffer or no slot left. Nothing has been posted.
     pub(super) fn begin_leaf_write<'a>(
         &'a self,
         node: OptimisticRef<'a, L>,
+        slot: Option<LogSlot<'a>>,
     ) -> Result<LeafWrite<'a, F, L>, Restart> {
         let guard = node.lock().ok_or(Restart::Busy)?;
         let words = self.words_to_write(node.frame, node.page)?;
+        let (at, mut slot) = (node.page.address(), slot);
+        if !self.can_damage(words) {
+            slot = None;
+        } else if slot.as_ref().is_none_or(|slot| slot.server() != at.server()) {
+            slot = self.pages().try_slot(at.server());
+            if slot.is_none() && self.pages().has_log(at.server()) {
+                return Err(Restart::Busy);
+            }
+        }
         // Posted under the latch, awaited without it: `writing` keeps the node here (C14).
-        let posted = self.post_words(node.page.address(), node.page, words);
+        let posted = self.post_words(at, node.page, words, slot);
         let posted = posted.ok_or(Restart::Busy)?;
         let under_way = self.begin_write_back(node.frame, node.page, words, guard);
         Ok(LeafWrite { posted, under_way })
@@ -422,7 +484,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(crate) async fn end_leaf_write(&self, write: LeafWrite<'_, F, L>) -> Result<(), Restart> {
         let LeafWrite { posted, under_way } = write;
         if !self.fabric().breaks(rules::WRITE_BACK_AWAITED)
-            && let Err(error) = posted.done().await
+            && let Err(error) = self.landed(under_way.write.at, posted).await
         {
             self.settle_write_back(under_way, &error).await?;
             return Err(Restart::Busy);

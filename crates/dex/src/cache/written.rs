@@ -96,7 +96,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let node = self.cache.seen(frame)?;
         let is_leaf = node.page.level() == 0 && node.is_valid();
         (is_leaf && !self.cache.arena().is_written(frame, change))
-            .then(|| self.begin_leaf_write(node).ok())
+            .then(|| self.begin_leaf_write(node, None).ok())
             .flatten()
     }
 

@@ -45,14 +45,22 @@ pub struct RedoSlot<'a> {
     /// Whether the entry may still be needed, so that the slot stays in use after the drop.
     pub(super) keep: bool,
     /// The slot stays in use until the node at this address is complete.
-    pinned_for: Option<GlobalAddr>,
+    pinned_for: Option<PinnedNode>,
+}
+
+/// A node that a slot is pinned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PinnedNode {
+    at: GlobalAddr,
+    /// Of a leaf: the mark that it has in the pool while it is incomplete (`leaf_entry.rs`).
+    mark: Option<u64>,
 }
 
 /// A slot that is kept for a node. While one task READs the entries of slots, other tasks of this
 /// thread may free and reuse them, so a result counts only if the pin has not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PinnedSlot {
-    node: GlobalAddr,
+    node: PinnedNode,
     server: ServerId,
     number: u64,
     pub(super) at: GlobalAddr,
@@ -86,7 +94,12 @@ impl RedoSlot<'_> {
     /// Keeps the slot in use until the node at `at`, which is not locked and may be half written,
     /// is known to be complete.
     pub fn pin(&mut self, at: GlobalAddr) {
-        self.pinned_for = Some(at);
+        self.pinned_for = Some(PinnedNode { at, mark: None });
+    }
+
+    /// The same for a leaf, which is incomplete while it has this mark.
+    pub(super) fn pin_marked(&mut self, at: GlobalAddr, mark: u64) {
+        self.pinned_for = Some(PinnedNode { at, mark: Some(mark) });
     }
 
     /// Frees the slot on drop, because its node is complete, or none of the node was ever written.
@@ -99,6 +112,11 @@ impl RedoSlot<'_> {
         let left = RetainedSlot { at: self.at, server: self.server, number: self.number };
         std::mem::forget(self);
         left
+    }
+
+    /// The memory server that it is on.
+    pub fn server(&self) -> ServerId {
+        self.server
     }
 
     /// The number of the client that the log belongs to.
@@ -132,6 +150,10 @@ impl ClientIdentity {
             && self.tickets.borrow().iter().all(|ticket| *ticket == (0, false))
     }
 
+    pub(super) fn has_log(&self, server: ServerId) -> bool {
+        self.logs.borrow().get(server.index()).is_some_and(Option::is_some)
+    }
+
     /// Frees the kept slots: all of their pages are written by now.
     pub(super) fn free_kept(&self) {
         for log in self.logs.borrow_mut().iter_mut().flatten() {
@@ -158,7 +180,7 @@ impl ClientIdentity {
     ///
     /// Never a pinned slot, not even for another entry of its node: if the client died while it
     /// overwrote the entry, no entry would be left, and the node may be half written.
-    fn take(&self, server: ServerId, slot_bytes: u64) -> Option<RedoSlot<'_>> {
+    pub(super) fn take(&self, server: ServerId, slot_bytes: u64) -> Option<RedoSlot<'_>> {
         let mut logs = self.logs.borrow_mut();
         let log = logs.get_mut(server.index())?.as_mut()?;
         let number = (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0)?;
@@ -170,12 +192,12 @@ impl ClientIdentity {
     /// The slots of a server's log that are pinned for the node at `node`.
     pub(super) fn pinned_for(&self, server: ServerId, node: GlobalAddr) -> Vec<PinnedSlot> {
         let pinned = self.pinned.borrow();
-        pinned.iter().filter(|pin| (pin.node, pin.server) == (node, server)).copied().collect()
+        pinned.iter().filter(|pin| (pin.node.at, pin.server) == (node, server)).copied().collect()
     }
 
     /// Takes over a slot that is pinned for the node at `node`.
     fn take_pinned(&self, server: ServerId, node: GlobalAddr) -> Option<RedoSlot<'_>> {
-        let PinnedSlot { number, at, .. } = *self.pinned_for(server, node).last()?;
+        let PinnedSlot { number, at, node, .. } = *self.pinned_for(server, node).last()?;
         self.pinned.borrow_mut().retain(|pin| (pin.server, pin.number) != (server, number));
         Some(RedoSlot { identity: self, server, number, at, keep: false, pinned_for: Some(node) })
     }
@@ -302,15 +324,23 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     /// Frees the slots pinned for nodes that are no longer `needed`.
     pub fn unpin_unless(&self, needed: impl Fn(GlobalAddr) -> bool) {
         let pinned = self.identity.pinned.borrow().clone();
-        pinned.into_iter().filter(|pin| !needed(pin.node)).for_each(|pin| self.identity.unpin(pin));
+        pinned
+            .into_iter()
+            .filter(|pin| !needed(pin.node.at))
+            .for_each(|pin| self.identity.unpin(pin));
     }
 
-    /// Frees the slots pinned for nodes that other clients have written since, which makes those
-    /// nodes complete.
+    /// Frees the slots pinned for nodes that are complete, because other clients have written them
+    /// since, or because the failed WRITEs have landed whole, or not at all.
     async fn unpin_whole(&self, server: ServerId) -> Result<(), RemoteError> {
         let pinned = self.identity.pinned.borrow().clone();
         for pin in pinned.into_iter().filter(|pin| pin.server == server) {
-            if self.read_raw(pin.node).await?.page().is_of_one_piece() {
+            let found = self.read_raw(pin.node.at).await?;
+            let is_whole = match pin.node.mark {
+                None => found.page().is_of_one_piece(),
+                Some(mark) => found.page().stamp() != mark,
+            };
+            if is_whole {
                 self.identity.unpin(pin);
             }
         }

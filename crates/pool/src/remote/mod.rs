@@ -24,6 +24,7 @@ mod fresh;
 mod identity;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod identity_tests;
+mod leaf_entry;
 mod leaf_protocol;
 mod leases;
 mod leaves;
@@ -51,6 +52,7 @@ pub use detector::{FailureDetector, ProbeRound};
 pub use error::{MissCause, RemoteError, contended};
 pub use fresh::{FreshNode, FreshWriter};
 pub use identity::{REGISTRAR, RedoSlot as LogSlot};
+pub use leaf_entry::HalfWritten;
 pub use leaf_protocol::{HookFuture, LeafProtocol, UnresolvedCount};
 pub use leases::{ENDLESS, Leases, end_leases_of};
 pub use leaves::LeafStream;

@@ -26,7 +26,7 @@ use super::identity::REGISTRAR;
 use super::pages::READ_RETRIES;
 use super::pieces::pieces;
 use super::redo::{Redo, RedoPage};
-use super::{MissCause, PageClient, PageImage, RemoteError};
+use super::{HalfWritten, MissCause, PageClient, RemoteError};
 use crate::wire::{LOG_SLOTS, OwnerRequest, Refusal, Reply, Request, log_slot_bytes};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_page::rules;
@@ -228,30 +228,44 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 
     /// Pages that a dead compute server left half written without holding their locks
-    /// ([`PageClient::post_logged`]), each with its intended content, upper levels first. They can
-    /// include unreachable pages. The compute server must be fenced at all memory servers.
+    /// ([`PageClient::post_logged`], [`PageClient::post_leaf_logged`]), each with its intended
+    /// content, upper levels first. They can include unreachable pages. The compute server must be
+    /// fenced at all memory servers.
     ///
     /// # Errors
     /// [`RemoteError`] if a memory server does not answer.
     pub async fn half_written(
         &self,
         compute_server: u16,
-    ) -> Result<Vec<(GlobalAddr, PageImage<L>)>, RemoteError> {
-        // After failed WRITEs, a node has entries of several versions; the latest one counts.
-        let mut last = BTreeMap::<GlobalAddr, RedoPage>::new();
+    ) -> Result<Vec<HalfWritten<L>>, RemoteError> {
+        // After failed WRITEs, a node has entries of several versions; the latest one counts. The
+        // entry that counts for a leaf is the one whose mark the leaf has.
+        let mut last = BTreeMap::<(GlobalAddr, Option<u64>), RedoPage>::new();
         for owner in self.dead_owners(compute_server).await? {
-            for redo in self.log_entries(owner).await?.into_iter().flat_map(|entry| entry.pages) {
-                if last.get(&redo.at).is_none_or(|other| other.version < redo.version) {
-                    last.insert(redo.at, redo);
+            for redo in self.log_entries(owner).await? {
+                let sum = redo.words()[0];
+                for page in redo.pages {
+                    let place = (page.at, page.is_of_leaf().then_some(sum));
+                    if last.get(&place).is_none_or(|other| other.version < page.version) {
+                        last.insert(place, page);
+                    }
                 }
             }
         }
         let mut pages = Vec::new();
-        for (at, redo) in last {
+        for ((at, mark), redo) in last {
             let found = self.read_raw(at).await?;
             let (page, word) = (found.page(), found.word());
-            let is_newer = word.version() > redo.version;
-            if word.is_locked() || page.is_of_one_piece() || page.level() == 0 || is_newer {
+            let is_whole = match mark {
+                Some(mark) => {
+                    page.stamp() != mark || self.fabric().breaks(rules::MARKED_LEAVES_COMPLETED)
+                }
+                None => {
+                    let is_newer = word.version() > redo.version;
+                    word.is_locked() || page.is_of_one_piece() || page.level() == 0 || is_newer
+                }
+            };
+            if is_whole {
                 continue;
             }
             // A page that another client is writing at this moment looks the same.
@@ -259,10 +273,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             let again = self.read_raw(at).await?;
             let same = |word: usize| again.buffer.get(word) == found.buffer.get(word);
             if (0..L::page_words()).all(same) {
-                pages.extend(redo.apply(page).map(|image| (at, image)));
+                let image = if mark.is_some() { redo.leaf(page) } else { redo.apply(page) };
+                pages.extend(image.map(|image| HalfWritten { at, image, mark }));
             }
         }
-        pages.sort_by_key(|(_, image)| std::cmp::Reverse(image.page().level()));
+        pages.sort_by_key(|page| std::cmp::Reverse(page.image.page().level()));
         Ok(pages)
     }
 

@@ -28,6 +28,8 @@ use farleaf_page::{Layout, LockWord, Page, sum_of};
 
 /// Maximum number of pages that one entry can cover.
 pub(super) const MAX_PAGES: usize = 3;
+/// The version in entries of leaves, which have none (`leaf_entry.rs`).
+pub(super) const LEAF_VERSION: u64 = (1 << 48) - 1;
 /// Two runs are joined if at most this many unchanged words lie between them.
 const GAP_WORDS: usize = 1;
 /// Mixed into the checksum, so that a slot of zeros is not an entry.
@@ -81,13 +83,36 @@ impl RedoPage {
         Self { at, version: after.lock_word().version(), runs: vec![(1, words.collect())] }
     }
 
-    /// Applies the change to the page as found. `None` if the entry was made for other content.
-    pub(super) fn apply<L: Layout>(&self, found: Page<'_, L>) -> Option<PageImage<L>> {
+    /// The complete content of a leaf that no client locks. Its word 5 is its stamp.
+    pub(super) fn of_leaf<L: Layout>(at: GlobalAddr, after: Page<'_, L>) -> Self {
+        Self { version: LEAF_VERSION, ..Self::whole(at, after) }
+    }
+
+    /// Whether it is about a leaf that no client locks.
+    pub(super) fn is_of_leaf(&self) -> bool {
+        self.version == LEAF_VERSION
+    }
+
+    fn overwrite<L: Layout>(&self, found: Page<'_, L>) -> Option<PageImage<L>> {
         let image = PageImage::of(found);
         for (first, words) in &self.runs {
             let place = image.words().get(*first..first.checked_add(words.len())?)?;
             place.iter().zip(words).for_each(|(to, word)| to.store(*word, Ordering::Relaxed));
         }
+        Some(image)
+    }
+
+    /// The leaf of such an entry, which was found half written. Its word 0 is as found.
+    pub(super) fn leaf<L: Layout>(&self, found: Page<'_, L>) -> Option<PageImage<L>> {
+        let image = self.overwrite(found)?;
+        let page = image.page();
+        let whole = page.level() == 0 && page.stamp_fits() && page.address() == self.at;
+        whole.then_some(image)
+    }
+
+    /// Applies the change to the page as found. `None` if the entry was made for other content.
+    pub(super) fn apply<L: Layout>(&self, found: Page<'_, L>) -> Option<PageImage<L>> {
+        let image = self.overwrite(found)?;
         image.words()[0].store(LockWord::from_bits(self.version).to_bits(), Ordering::Relaxed);
         let whole = image.page().is_of_one_piece() && image.page().address() == self.at;
         whole.then_some(image)
@@ -111,7 +136,7 @@ impl Redo {
         words
     }
 
-    /// Encodes the entry as the words of its slot.
+    /// Encodes the entry as the words of its slot. Word 0 is its checksum.
     pub(super) fn words(&self) -> Vec<u64> {
         self.encode()
     }

@@ -62,6 +62,36 @@ fn a_change_is_one_write_and_a_lookup_of_a_clean_leaf_costs_nothing() {
     });
 }
 
+/// Where a death can cut a WRITE short, a change that could damage its leaf is four WRITEs in one
+/// doorbell: an entry, the mark, the words, the stamp. An update is one WRITE of a word.
+#[test]
+fn a_change_that_could_damage_a_leaf_has_an_entry() {
+    let mut provider = SimConfig::default();
+    provider.faults.tear_probability = 0.5;
+    let options = options(AcknowledgeName::Written);
+    let cluster = setup(&provider, 1, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
+    let pool: Arc<ComputePool<Dex, Fixed8>> = <Dex as Design<Fixed8>>::compute(&options).unwrap();
+    let pool = &pool;
+    cluster.run_one(|fabric| async move {
+        let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
+        index.bulk_load((0..4_200).map(|n| (n * 2, n)), 0.7).await.unwrap();
+        for key in (0..8_400).step_by(84) {
+            index.get(&key).await.unwrap();
+        }
+        let key = 42 * 2 * 3 + 6;
+        let update = async { assert_eq!(index.update(&key, &7).await, Ok(true)) };
+        assert_eq!(verbs(spent(&fabric, update).await), (0, 1, 0, 0, 0, 8));
+        // Two words, then an address, a version and a run with its place, and words 1 to 127.
+        let entry = (2 + 3 + 127) * 8;
+        let insert = async { assert_eq!(index.insert(&(key + 1), &8).await, Ok(true)) };
+        let inserted = spent(&fabric, insert).await;
+        assert_eq!(verbs(inserted), (0, 4, 0, 0, 0, entry + 8 + (4 + 43 * 2) * 8 + 8));
+        assert_eq!(inserted.doorbells, 1);
+        let remove = async { assert_eq!(index.remove(&(key + 1)).await, Ok(true)) };
+        assert_eq!(verbs(spent(&fabric, remove).await), (0, 4, 0, 0, 0, entry + 8 + 32 + 8));
+    });
+}
+
 /// A group costs at most one WRITE for a change, and nothing else. Changes of a leaf that wait
 /// together share one, as far as they do wait together.
 #[test]

@@ -220,7 +220,11 @@ fn partitions(standing: &ClusterStatus, rows: &[ServerRow]) -> String {
             _ => map.epoch.to_string(),
         };
         let range = format!("{}..{}", key(place.checked_sub(1)), key(Some(place)));
-        table.add_row([range, server.to_string(), epoch]);
+        let owner = match standing.taker_of(*owner) {
+            Some(taker) => format!("{server}; {} takes over", ServerNumber::Compute(taker)),
+            None => server.to_string(),
+        };
+        table.add_row([range, owner, epoch]);
     }
     match map.owners.len().checked_sub(PARTITIONS) {
         None | Some(0) => table.to_string(),
@@ -242,7 +246,10 @@ pub(super) fn text(
 ) -> String {
     let compute = |row: &&ServerRow| matches!(row.server, ServerNumber::Compute(_));
     let loads = rows.iter().filter(compute).filter_map(|row| row.operations_per_s);
-    let mut lines = vec![format!("{}; {} operations/s", standing.summary(), short(total(loads)))];
+    let takeovers = total(rows.iter().filter_map(|row| row.takeovers));
+    let taken = if takeovers > 0.0 { format!("; {takeovers:.0} takeovers") } else { String::new() };
+    let loads = short(total(loads));
+    let mut lines = vec![format!("{}; {loads} operations/s{taken}", standing.summary())];
     lines.extend(catalog.map(|why| format!("cannot read the catalog: {why}")));
     lines.push(servers(rows).text(width));
     for row in rows {
@@ -263,12 +270,41 @@ pub(super) fn text(
 mod tests {
     use super::super::figures::LsmTreeFigures;
     use super::*;
+    use farleaf_cluster::records::{MapRecord, MovingRecord};
 
     /// An idle cluster had *-0 operations/s*, and a figure below 0 has no place here at all.
     #[test]
     fn nothing_is_zero() {
         assert_eq!(short(total(std::iter::empty())), "0");
         assert_eq!(short(total([0.0, 2.0, 3.0].into_iter())), "5");
+    }
+
+    /// A dead compute server's keys looked as if nobody cared for them.
+    #[test]
+    fn takeovers_are_shown() {
+        let moving = MovingRecord { id: 7, from: 0, to: 1, at: None, dead: true };
+        let map = MapRecord {
+            epoch: 3,
+            boundaries: vec![KeyRecord::Number(500)],
+            owners: vec![0, 1],
+            generation: None,
+            moving: Some(moving),
+            replacing: None,
+        };
+        let standing = ClusterStatus {
+            settings: None,
+            memory: Vec::new(),
+            compute: Vec::new(),
+            index: None,
+            map: Some(map),
+        };
+        let taker = ServerRow {
+            takeovers: Some(2.0),
+            ..ServerRow::without_figures(ServerNumber::Compute(1), ServerState::Live, String::new())
+        };
+        let shown = text(&standing, None, &[taker], 80);
+        assert!(shown.contains("compute server 0; compute server 1 takes over"), "{shown}");
+        assert!(shown.lines().next().unwrap().ends_with("; 2 takeovers"), "{shown}");
     }
 
     /// On a terminal of 80 columns the columns behind the 80th were cut off: bytes an operation,

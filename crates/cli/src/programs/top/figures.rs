@@ -101,6 +101,8 @@ pub(super) struct ServerRow {
     pub(super) dirty_bytes: Option<f64>,
     pub(super) dirty_ms: Option<f64>,
     pub(super) map_epoch: Option<f64>,
+    /// How often it has taken over keys of a dead compute server.
+    pub(super) takeovers: Option<f64>,
     /// Its LSM trees, if it has any.
     pub(super) trees: Option<LsmTreeFigures>,
 }
@@ -150,6 +152,7 @@ impl ServerRow {
             dirty_bytes: None,
             dirty_ms: None,
             map_epoch: None,
+            takeovers: None,
             trees: None,
         }
     }
@@ -226,6 +229,7 @@ fn row(server: ServerNumber, before: Option<&ServerSample>, now: &ServerSample) 
                 dirty_bytes: numbers.sum("dirty_bytes"),
                 dirty_ms: numbers.sum("oldest_dirty_seconds").map(|seconds| seconds * 1e3),
                 map_epoch: numbers.sum("map_epoch"),
+                takeovers: numbers.sum("takeovers"),
                 trees,
                 ..bare
             }
