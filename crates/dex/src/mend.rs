@@ -78,7 +78,9 @@ async fn leads_to<F: Fabric, L: Layout>(
                     next = root;
                     continue;
                 }
-                Err(RemoteError::Contended { .. }) => return Ok(false),
+                // Without its path nobody can tell whether a half-written leaf has to be completed,
+                // and it is not served before (ack.A3). An inner node is met as damaged.
+                Err(RemoteError::Contended { .. }) if level > 0 => return Ok(false),
                 Err(error) => return Err(error),
             },
             Err(MissCause::Failed(error)) => return Err(error),

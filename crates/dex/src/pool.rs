@@ -15,10 +15,9 @@ use farleaf_pool::remote::{PageClient, ROOT_SERVER, RemoteError, RpcClient};
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Maximum number of WRITEs of a node that are posted together: an invalid stamp, a leaf and its
-/// stamp; or an entry of two pieces and an inner node. An endpoint that always refused one of them
-/// could never complete the node.
-const WRITES_PER_BATCH: usize = 3;
+/// Maximum number of WRITEs of a node that are posted together: an entry of two pieces, a mark, a
+/// leaf and its stamp. An endpoint that always refused one of them could never complete the node.
+const WRITES_PER_BATCH: usize = 5;
 
 /// Access to the tree's pages, and the tree's description from the superblock.
 #[derive(Debug)]
@@ -33,7 +32,7 @@ impl<F: Fabric, L: Layout> DexPool<F, L> {
     pub(super) async fn open(fabric: F) -> Result<Self, IndexError> {
         if fabric.depth() < WRITES_PER_BATCH {
             return Err(IndexError::InvalidArgument(
-                "an endpoint of DEX needs a depth of at least 3 operations in flight",
+                "an endpoint of DEX needs a depth of at least 5 operations in flight",
             ));
         }
         let rpc = RpcClient::<F, L>::new(fabric.clone());
@@ -87,7 +86,7 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DexPool<F, L> {
     }
 
     /// Finishes the changes of shared nodes that the previous life had logged, and completes the
-    /// exclusive inner nodes that it left half written (D9). If several compute servers share a
+    /// exclusive inner nodes and the leaves that it left half written (D9, ack.A3). If several compute servers share a
     /// process, any of their endpoints may have written a node, so `range` is all keys.
     async fn end_former_incarnation(
         &self,

@@ -538,7 +538,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             let written = Box::pin(self.write_leaf(page.address(), page, words)).await;
             if let Err(restart) = written {
                 // The change exists only in this frame, so the leaf stays, dirty.
-                self.mark_dirty(free.frame(), page, words);
+                self.mark_dirty(free.frame(), page, self.to_write_again(words));
                 if let Restart::Failed(_) = restart {
                     self.may_land(free.frame(), page);
                 }

@@ -52,6 +52,16 @@ enum PostedWords<'a, F: Fabric> {
     Logged(Box<(LogSlot<'a>, Pieces<F>)>),
 }
 
+/// A slot for the log entry of a leaf.
+pub(super) enum LeafLogSlot<'a> {
+    /// It was not needed when it could have been waited for.
+    NotAsked,
+    /// The memory server has no room for a log.
+    NoRoom,
+    /// It was taken.
+    Taken(LogSlot<'a>),
+}
+
 /// The WRITE of a leaf's dirty words, posted.
 pub(crate) struct LeafWrite<'a, F: Fabric, L: Layout> {
     posted: PostedWords<'a, F>,
@@ -112,18 +122,41 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             return false;
         }
         // Words of values in a leaf without a heap are values each, old or new.
-        let several = if L::HAS_HEAP { !words.is_one_word() } else { words.contains(SIBLING_WORD) };
+        let several = match L::HAS_HEAP {
+            true => !words.is_empty() && !words.is_one_word(),
+            false => words.contains(SIBLING_WORD),
+        };
         several && !self.fabric().breaks(rules::LEAVES_LOGGED)
     }
 
-    /// A slot for the log entry of a leaf, if a WRITE of `words` needs one and there is a log. See
-    /// [`CacheClient::log_slot`].
+    /// A slot for the log entry of a leaf, if a WRITE of `words` needs one.
     async fn leaf_slot(
         &self,
         at: GlobalAddr,
         words: PageWords,
-    ) -> Result<Option<LogSlot<'_>>, Restart> {
-        if self.can_damage(words) { self.log_slot(at).await } else { Ok(None) }
+    ) -> Result<LeafLogSlot<'_>, Restart> {
+        if !self.can_damage(words) {
+            return Ok(LeafLogSlot::NotAsked);
+        }
+        match self.pages().prepare_log(at.server()).await {
+            Ok(_) => {}
+            Err(RemoteError::OutOfMemory { .. }) => return Ok(LeafLogSlot::NoRoom),
+            Err(error) => return Err(error.into()),
+        }
+        match self.pages().leaf_slot(at).await {
+            Ok(slot) => Ok(LeafLogSlot::Taken(slot)),
+            Err(RemoteError::Contended { .. }) => Err(Restart::Busy),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What is dirty again if a WRITE of `words` of a leaf fails. The leaf may have the mark of its
+    /// entry, which the next WRITE must replace even if there is no entry.
+    pub(super) fn to_write_again(&self, words: PageWords) -> PageWords {
+        match self.can_damage(words) {
+            true => words.and((SIBLING_WORD..SIBLING_WORD + 1).into(), L::HAS_HEAP),
+            false => words,
+        }
     }
 
     /// The content that the pool's copy of a leaf will have.
@@ -157,22 +190,28 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Some(buffer)
     }
 
-    /// Posts the WRITEs of a leaf's words in one doorbell, behind a log entry if there is a `slot`.
-    /// Words of the heap precede those that refer to them (bytes.Y9). `None`, with nothing posted,
-    /// if the endpoint has no buffers left.
-    fn post_words<'a>(
+    /// Posts the WRITEs of a leaf's words in one doorbell, behind a log entry in `slot`.
+    fn post_logged_words<'a>(
+        &self,
+        mut slot: LogSlot<'a>,
+        at: GlobalAddr,
+        page: Page<'_, L>,
+        words: PageWords,
+    ) -> Option<PostedWords<'a, F>> {
+        let image = Self::leaf_image(page);
+        let posted = self.pages().post_leaf_logged(&mut slot, at, &image, words.whole()).ok()?;
+        Some(PostedWords::Logged(Box::new((slot, posted))))
+    }
+
+    /// Posts the WRITEs of a leaf's words in one doorbell, without a log entry. Words of the heap
+    /// precede those that refer to them (bytes.Y9). `None`, with nothing posted, if the endpoint
+    /// has no buffers left.
+    fn post_words(
         &self,
         at: GlobalAddr,
         page: Page<'_, L>,
         words: PageWords,
-        slot: Option<LogSlot<'a>>,
-    ) -> Option<PostedWords<'a, F>> {
-        if let Some(mut slot) = slot {
-            let image = Self::leaf_image(page);
-            let posted =
-                self.pages().post_leaf_logged(&mut slot, at, &image, words.whole()).ok()?;
-            return Some(PostedWords::Logged(Box::new((slot, posted))));
-        }
+    ) -> Option<PostedWords<'static, F>> {
         let place = |words: &Range<usize>| at.plus(words.start as u64 * 8);
         let (heap, words) = words.writes();
         // The last slot of a full leaf without records also ends at the end of the page.
@@ -242,12 +281,27 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         words: impl Into<PageWords>,
     ) -> Result<(), Restart> {
         let words = words.into();
-        let post = async || {
-            let slot = self.leaf_slot(at, words).await?;
-            let posted = self.post_words(at, page, words, slot).ok_or(Restart::Busy)?;
-            Ok(self.landed(at, posted).await)
+        let LeafLogSlot::Taken(mut slot) = self.leaf_slot(at, words).await? else {
+            let post = async || {
+                let posted = self.post_words(at, page, words).ok_or(Restart::Busy)?;
+                Ok(self.landed(at, posted).await)
+            };
+            return self.write_to_the_end(at, post).await;
         };
-        self.write_to_the_end(at, post).await
+        let image = Self::leaf_image(page);
+        for _ in 0..WRITE_RETRIES {
+            // All attempts write the same entry.
+            let posted = self.pages().post_leaf_logged(&mut slot, at, &image, words.whole());
+            match posted.map_err(|_| Restart::Busy)?.done().await {
+                Ok(()) => {
+                    slot.is_done();
+                    self.pages().unpin(at);
+                    return Ok(());
+                }
+                Err(error) => self.before_rewrite(at, error).await?,
+            }
+        }
+        Err(Restart::Busy)
     }
 
     /// WRITEs an inner node that nothing points to yet. Its version follows `found`, the word 0
@@ -457,23 +511,29 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(super) fn begin_leaf_write<'a>(
         &'a self,
         node: OptimisticRef<'a, L>,
-        slot: Option<LogSlot<'a>>,
+        slot: LeafLogSlot<'a>,
     ) -> Result<LeafWrite<'a, F, L>, Restart> {
+        // Most who wait for a popular leaf find that its WRITE is in flight. A latch would disturb
+        // its readers.
+        self.words_to_write(node.frame, node.page)?;
         let guard = node.lock().ok_or(Restart::Busy)?;
         let words = self.words_to_write(node.frame, node.page)?;
-        let (at, mut slot) = (node.page.address(), slot);
-        if !self.can_damage(words) {
-            slot = None;
-        } else if slot.as_ref().is_none_or(|slot| slot.server() != at.server()) {
-            slot = self.pages().try_slot(at.server());
-            if slot.is_none() && self.pages().has_log(at.server()) {
-                return Err(Restart::Busy);
-            }
-        }
+        let at = node.page.address();
         // Posted under the latch, awaited without it: `writing` keeps the node here (C14).
-        let posted = self.post_words(at, node.page, words, slot);
+        let posted = match slot {
+            _ if !self.can_damage(words) => self.post_words(at, node.page, words),
+            LeafLogSlot::NoRoom => self.post_words(at, node.page, words),
+            LeafLogSlot::Taken(slot) if slot.server() == at.server() => {
+                self.post_logged_words(slot, at, node.page, words)
+            }
+            LeafLogSlot::Taken(_) | LeafLogSlot::NotAsked => {
+                let slot = self.pages().try_leaf_slot(at).ok_or(Restart::Busy)?;
+                self.post_logged_words(slot, at, node.page, words)
+            }
+        };
         let posted = posted.ok_or(Restart::Busy)?;
-        let under_way = self.begin_write_back(node.frame, node.page, words, guard);
+        let again = self.to_write_again(words);
+        let under_way = self.begin_write_back(node.frame, node.page, again, guard);
         Ok(LeafWrite { posted, under_way })
     }
 

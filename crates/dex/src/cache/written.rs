@@ -15,7 +15,7 @@
 
 use super::dirty::{is_in_pool, mark_arrived, mark_in_flight};
 use super::transfers::UnwrittenChange;
-use super::write_back::LeafWrite;
+use super::write_back::{LeafLogSlot, LeafWrite};
 use super::{CacheClient, FrameCache, FrameChange, FrameId, OptimisticRef, Restart};
 use farleaf_fabric::Fabric;
 use farleaf_index::AcknowledgeName;
@@ -96,7 +96,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let node = self.cache.seen(frame)?;
         let is_leaf = node.page.level() == 0 && node.is_valid();
         (is_leaf && !self.cache.arena().is_written(frame, change))
-            .then(|| self.begin_leaf_write(node, None).ok())
+            .then(|| self.begin_leaf_write(node, LeafLogSlot::NotAsked).ok())
             .flatten()
     }
 

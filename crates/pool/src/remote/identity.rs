@@ -150,10 +150,6 @@ impl ClientIdentity {
             && self.tickets.borrow().iter().all(|ticket| *ticket == (0, false))
     }
 
-    pub(super) fn has_log(&self, server: ServerId) -> bool {
-        self.logs.borrow().get(server.index()).is_some_and(Option::is_some)
-    }
-
     /// Frees the kept slots: all of their pages are written by now.
     pub(super) fn free_kept(&self) {
         for log in self.logs.borrow_mut().iter_mut().flatten() {
@@ -180,19 +176,34 @@ impl ClientIdentity {
     ///
     /// Never a pinned slot, not even for another entry of its node: if the client died while it
     /// overwrote the entry, no entry would be left, and the node may be half written.
-    pub(super) fn take(&self, server: ServerId, slot_bytes: u64) -> Option<RedoSlot<'_>> {
+    /// The last `spare` free slots are left.
+    pub(super) fn take(
+        &self,
+        server: ServerId,
+        slot_bytes: u64,
+        spare: usize,
+    ) -> Option<RedoSlot<'_>> {
         let mut logs = self.logs.borrow_mut();
         let log = logs.get_mut(server.index())?.as_mut()?;
-        let number = (0..LOG_SLOTS).find(|number| log.used >> number & 1 == 0)?;
+        let number = (0..LOG_SLOTS).filter(|number| log.used >> number & 1 == 0).nth(spare)?;
         log.used |= 1 << number;
         let at = log.at.plus(number * slot_bytes);
         Some(RedoSlot { identity: self, server, number, at, keep: false, pinned_for: None })
     }
 
-    /// The slots of a server's log that are pinned for the node at `node`.
+    /// The slots of a server's log that are pinned for the inner node at `node`.
     pub(super) fn pinned_for(&self, server: ServerId, node: GlobalAddr) -> Vec<PinnedSlot> {
+        let node = PinnedNode { at: node, mark: None };
         let pinned = self.pinned.borrow();
-        pinned.iter().filter(|pin| (pin.node.at, pin.server) == (node, server)).copied().collect()
+        pinned.iter().filter(|pin| (pin.node, pin.server) == (node, server)).copied().collect()
+    }
+
+    /// Whether a slot of a server's log is pinned for the leaf at `leaf`.
+    pub(super) fn is_pinned_for_leaf(&self, server: ServerId, leaf: GlobalAddr) -> bool {
+        let is_one = |pin: &PinnedSlot| {
+            (pin.node.at, pin.server) == (leaf, server) && pin.node.mark.is_some()
+        };
+        self.pinned.borrow().iter().any(is_one)
     }
 
     /// Takes over a slot that is pinned for the node at `node`.
@@ -332,16 +343,24 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
 
     /// Frees the slots pinned for nodes that are complete, because other clients have written them
     /// since, or because the failed WRITEs have landed whole, or not at all.
-    async fn unpin_whole(&self, server: ServerId) -> Result<(), RemoteError> {
+    pub(super) async fn unpin_whole(&self, server: ServerId) -> Result<(), RemoteError> {
         let pinned = self.identity.pinned.borrow().clone();
+        // Leaves that an entry was found for.
+        let mut needed: Vec<PinnedNode> = Vec::new();
         for pin in pinned.into_iter().filter(|pin| pin.server == server) {
             let found = self.read_raw(pin.node.at).await?;
-            let is_whole = match pin.node.mark {
-                None => found.page().is_of_one_piece(),
-                Some(mark) => found.page().stamp() != mark,
+            let is_needed = match pin.node.mark {
+                None => !found.page().is_of_one_piece(),
+                // Attempts with the same content have the same mark: one entry is enough.
+                Some(mark) => {
+                    found.page().stamp() == mark
+                        && !needed.contains(&pin.node)
+                        && self.entry_in(pin.at).await?.is_some_and(|entry| entry.sum() == mark)
+                }
             };
-            if is_whole {
-                self.identity.unpin(pin);
+            match is_needed {
+                true => needed.push(pin.node),
+                false => self.identity.unpin(pin),
             }
         }
         Ok(())
@@ -382,7 +401,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         server: ServerId,
         node: Option<GlobalAddr>,
     ) -> Result<RedoSlot<'_>, RemoteError> {
-        let take = || self.identity.take(server, log_slot_bytes::<L>());
+        let take = || self.identity.take(server, log_slot_bytes::<L>(), 0);
         // Repeatedly failing WRITEs of one node must not take all slots.
         if let Some(node) = node
             && self.identity.pinned_for(server, node).len() > 1
@@ -420,6 +439,6 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
     }
 }
 
-const SLOT_WAIT_NS: u64 = 500;
-const MAX_SLOT_WAITS: u32 = 20_000;
-const WAITS_BEFORE_LOOK: u32 = 256;
+pub(super) const SLOT_WAIT_NS: u64 = 500;
+pub(super) const MAX_SLOT_WAITS: u32 = 20_000;
+pub(super) const WAITS_BEFORE_LOOK: u32 = 256;

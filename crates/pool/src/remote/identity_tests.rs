@@ -88,7 +88,7 @@ fn a_death_between_the_pieces_of_an_entry_leaves_the_entry_before() {
             let client = PageClient::<_, LargeEntries>::new(fabric, 1 << 18);
             client.declare_dead(1).await.unwrap();
             let found = client.half_written(1).await.unwrap();
-            found.iter().map(|(_, image)| words(image)).collect::<Vec<_>>()
+            found.iter().map(|page| words(&page.image)).collect::<Vec<_>>()
         });
         let version = |words: &Vec<u64>| LockWord::from_bits(words[0]).version();
         let (intended, found) = (intended[0].clone().unwrap(), found[0].clone().unwrap());

@@ -18,13 +18,13 @@
 //!
 //! *Thread safety*: belongs to its endpoint's thread.
 
-use super::identity::RedoSlot;
+use super::identity::{MAX_SLOT_WAITS, RedoSlot, SLOT_WAIT_NS, WAITS_BEFORE_LOOK};
 use super::pieces::{Pieces, pieces};
 use super::redo::{Redo, RedoPage};
-use super::{PageClient, PageImage};
+use super::{PageClient, PageImage, RemoteError};
 use crate::wire::log_slot_bytes;
 use farleaf_fabric::sync::Ordering;
-use farleaf_fabric::{Fabric, FabricError, GlobalAddr, ServerId};
+use farleaf_fabric::{Fabric, FabricError, GlobalAddr};
 use farleaf_page::rules;
 use farleaf_page::{Layout, SIBLING_WORD};
 use smallvec::SmallVec;
@@ -58,15 +58,31 @@ fn marked<L: Layout>(
 }
 
 impl<F: Fabric, L: Layout> PageClient<F, L> {
-    /// Takes a slot of this client's log on `server`, without waiting. `None` if all are in use, or
-    /// if there is no log.
-    pub fn try_slot(&self, server: ServerId) -> Option<RedoSlot<'_>> {
-        self.identity.take(server, log_slot_bytes::<L>())
+    /// Takes a slot of this client's log for the entry of the leaf at `at`, without waiting. `None`
+    /// if all are in use, or if there is no log. One slot is left for leaves that have one already,
+    /// because their last WRITE has failed: their entries are never overwritten before they are
+    /// whole, and such leaves can always be written again.
+    pub fn try_leaf_slot(&self, at: GlobalAddr) -> Option<RedoSlot<'_>> {
+        let spare = usize::from(!self.identity.is_pinned_for_leaf(at.server(), at));
+        self.identity.take(at.server(), log_slot_bytes::<L>(), spare)
     }
 
-    /// Whether this client has a log on `server`.
-    pub fn has_log(&self, server: ServerId) -> bool {
-        self.identity.has_log(server)
+    /// Takes such a slot; this client must have a log on the leaf's server. Waits while all are in
+    /// use.
+    ///
+    /// # Errors
+    /// [`RemoteError::Contended`] if they stay in use for too long.
+    pub async fn leaf_slot(&self, at: GlobalAddr) -> Result<RedoSlot<'_>, RemoteError> {
+        for waits in 0..MAX_SLOT_WAITS {
+            if let Some(slot) = self.try_leaf_slot(at) {
+                return Ok(slot);
+            }
+            match waits.is_multiple_of(WAITS_BEFORE_LOOK) {
+                true => self.unpin_whole(at.server()).await?,
+                false => self.fabric().sleep(SLOT_WAIT_NS).await,
+            }
+        }
+        Err(RemoteError::Contended { retries: MAX_SLOT_WAITS })
     }
 
     /// Posts the WRITEs of `words` of a leaf that no other client reads or changes, behind an entry

@@ -243,7 +243,7 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         let mut last = BTreeMap::<(GlobalAddr, Option<u64>), RedoPage>::new();
         for owner in self.dead_owners(compute_server).await? {
             for redo in self.log_entries(owner).await? {
-                let sum = redo.words()[0];
+                let sum = redo.sum();
                 for page in redo.pages {
                     let place = (page.at, page.is_of_leaf().then_some(sum));
                     if last.get(&place).is_none_or(|other| other.version < page.version) {

@@ -136,6 +136,11 @@ impl Redo {
         words
     }
 
+    /// The checksum of its words, word 0 of its slot.
+    pub(super) fn sum(&self) -> u64 {
+        self.encode()[0]
+    }
+
     /// Encodes the entry as the words of its slot. Word 0 is its checksum.
     pub(super) fn words(&self) -> Vec<u64> {
         self.encode()

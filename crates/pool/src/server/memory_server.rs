@@ -667,7 +667,8 @@ impl<L: Layout> MemoryServer<L> {
                 Reply::Owners(self.owners.dead_of(compute_server, DEAD_OWNERS))
             }
             OwnerRequest::OwnerState { owner } => {
-                let RegisteredClient { compute_server, dead, fenced } = self.owners.state(owner)?;
+                let RegisteredClient { compute_server, dead, fenced, .. } =
+                    self.owners.state(owner)?;
                 Reply::Owner { owner, compute_server, dead, fenced }
             }
         })

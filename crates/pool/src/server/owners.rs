@@ -30,6 +30,8 @@ pub struct RegisteredClient {
     pub dead: bool,
     /// Whether it has been declared fenced at all memory servers.
     pub fenced: bool,
+    /// How many clients were registered before it.
+    pub since: u64,
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +42,8 @@ struct ClientRegistration {
     /// clients: recovery fences the compute server, so a new client's locks would never be
     /// released.
     buried: BTreeSet<u16>,
+    /// How many clients were registered so far.
+    registrations: u64,
     /// Numbers free for reuse, the least recently freed one first.
     free: VecDeque<u16>,
 }
@@ -63,7 +67,9 @@ impl ClientRegistry {
         if registered.buried.contains(&compute_server) {
             return Err(Refusal::DeclaredDead);
         }
-        let owner = Some(RegisteredClient { compute_server, dead: false, fenced: false });
+        let since = registered.registrations;
+        registered.registrations += 1;
+        let owner = Some(RegisteredClient { compute_server, dead: false, fenced: false, since });
         if let Some(number) = registered.free.pop_front() {
             registered.owners[usize::from(number) - 1] = owner;
             return Ok(number);
@@ -117,9 +123,13 @@ impl ClientRegistry {
         let registered = lock(&self.registered);
         let is_dead =
             |owner: &RegisteredClient| owner.dead && owner.compute_server == compute_server;
-        let owners = registered.owners.iter().enumerate().rev();
-        let dead = owners.filter(|(_, owner)| owner.as_ref().is_some_and(is_dead));
-        dead.map(|(place, _)| place as u16 + 1).take(most).collect()
+        let owners = registered.owners.iter().zip(1..);
+        let dead =
+            owners.filter_map(|(owner, number)| Some((owner.filter(is_dead)?.since, number)));
+        // Numbers are reused, so they are not in the order of registration.
+        let mut dead: Vec<(u64, u16)> = dead.collect();
+        dead.sort_unstable_by_key(|owner| std::cmp::Reverse(*owner));
+        dead.into_iter().map(|(_, number)| number).take(most).collect()
     }
 
     /// A client's log on this server. If it has none yet, allocates one of `bytes` bytes from
