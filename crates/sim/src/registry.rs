@@ -349,6 +349,7 @@ scenarios! {
     "takeover-dies"
     "takeover-dlsm"
     "takeover-moves"
+    "takeover-neighbours"
     "takeover-pauses"
     "takeover-returns"
     "takeover-stale-reads"

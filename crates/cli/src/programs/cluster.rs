@@ -22,7 +22,7 @@ use farleaf_cluster::with_layout;
 use farleaf_command_line::{units, usage};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dlsm::{DlsmOptions, MAX_SHARDS};
-use farleaf_index::AcknowledgeName;
+use farleaf_index::{AcknowledgeName, OptionChange};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -73,9 +73,9 @@ pub(crate) struct ClusterArguments {
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
     /// Answer changes when they are `cached`, or when they are `written` to the memory servers, so
-    /// that the death of a compute server loses none; with --index dex over tcp only
-    #[arg(long, value_name = "LEVEL", default_value_t)]
-    acknowledge: AcknowledgeName,
+    /// that the death of a compute server loses none [default: cached]
+    #[arg(long, value_name = "LEVEL")]
+    acknowledge: Option<AcknowledgeName>,
     /// Let living compute servers take over the keys of those that die: on or off [default:
     /// on with --acknowledge written and several compute servers, which it needs]
     #[arg(long, value_name = "on|off", value_parser = on_off)]
@@ -195,17 +195,20 @@ pub(crate) fn run(arguments: &ClusterArguments) -> anyhow::Result<bool> {
     let cache = flag("--cache-bytes", arguments.cache_bytes);
     let compute_threads = flag("--threads", arguments.compute_threads);
     let write_back = flag("--write-back-ms", arguments.write_back_ms);
-    let acknowledge = flag("--acknowledge", arguments.acknowledge);
-    let mut compute_flags =
-        [&common[..], &cache, &write_back, &acknowledge, &compute_threads].concat();
+    let mut compute_flags = [&common[..], &cache, &write_back, &compute_threads].concat();
+    compute_flags
+        .extend(arguments.acknowledge.into_iter().flat_map(|it| flag("--acknowledge", it)));
     let BlockSettings { inline_bytes, cache_percent } = arguments.blocks.settings();
     compute_flags.extend(flag("--inline-bytes", inline_bytes));
     compute_flags.extend(flag("--block-cache-percent", cache_percent));
-    let mut cache = CacheOptions { acknowledge: arguments.acknowledge, ..Default::default() };
-    let mut tree = DlsmOptions { acknowledge: arguments.acknowledge, ..Default::default() };
-    arguments.options.apply(&mut cache, &mut tree)?;
+    let (mut cache, mut tree) = (CacheOptions::default(), DlsmOptions::default());
+    arguments.options.apply(&mut cache, &mut tree, arguments.acknowledge)?;
     compute_flags.extend(arguments.options.set.iter().flat_map(|change| flag("--set", change)));
     let index = arguments.layout.index;
+    let others = |change: &&OptionChange| change.design != index.to_string();
+    if let Some(change) = arguments.options.set.iter().find(others) {
+        return usage(format!("--set {change}: this cluster has --index {index}"));
+    }
     if index == IndexName::Dex && (arguments.shards > 1 || arguments.most_shards > 0) {
         return usage("--shards and --most-shards are for --index dlsm");
     }

@@ -56,9 +56,9 @@ pub(crate) struct ComputeServerArguments {
     #[arg(long, value_name = "MS", default_value_t = WRITE_BACK_MS)]
     write_back_ms: u32,
     /// Answer changes when they are `cached`, or when they are `written` to the memory servers, so
-    /// that a crash loses none; with --index dex over tcp only
-    #[arg(long, value_name = "LEVEL", default_value_t)]
-    acknowledge: AcknowledgeName,
+    /// that a crash loses none [default: cached]
+    #[arg(long, value_name = "LEVEL")]
+    acknowledge: Option<AcknowledgeName>,
     /// Take over the keys of compute servers that die, and let others take over this one's:
     /// on or off [default: on with --acknowledge written and several compute servers, which it
     /// needs]
@@ -114,12 +114,11 @@ pub(crate) fn run(arguments: ComputeServerArguments) -> anyhow::Result<()> {
     let mut cache = CacheOptions {
         bytes: arguments.cache_bytes,
         offload: arguments.offload,
-        acknowledge: arguments.acknowledge,
         write_back_ns: u64::from(arguments.write_back_ms) * 1_000_000,
         ..CacheOptions::default()
     };
-    let mut tree = DlsmOptions { acknowledge: arguments.acknowledge, ..DlsmOptions::default() };
-    arguments.options.apply(&mut cache, &mut tree)?;
+    let mut tree = DlsmOptions::default();
+    arguments.options.apply(&mut cache, &mut tree, arguments.acknowledge)?;
     let options = ComputeServerOptions {
         number: arguments.number,
         cluster: arguments.cluster,

@@ -28,7 +28,7 @@ use farleaf_cluster::stop::StopSignal;
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dlsm::DlsmOptions;
 use farleaf_fabric::handshake::Token;
-use farleaf_index::{DEFAULT_CACHE_BYTES, OptionChange};
+use farleaf_index::{AcknowledgeName, DEFAULT_CACHE_BYTES, OptionChange};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -83,12 +83,26 @@ struct OptionArguments {
 }
 
 impl OptionArguments {
-    /// Sets them.
-    fn apply(&self, cache: &mut CacheOptions, tree: &mut DlsmOptions) -> anyhow::Result<()> {
+    /// Sets them, and what `--acknowledge` says if it was given.
+    fn apply(
+        &self,
+        cache: &mut CacheOptions,
+        tree: &mut DlsmOptions,
+        acknowledge: Option<AcknowledgeName>,
+    ) -> anyhow::Result<()> {
+        let level = acknowledge.unwrap_or_default();
+        (cache.acknowledge, tree.acknowledge) = (level, level);
         self.set.iter().try_for_each(|change| {
             set_option(cache, tree, change)
                 .or_else(|why| farleaf_command_line::usage(format!("--set {change}: {why}")))
-        })
+        })?;
+        let set = [("dex", cache.acknowledge), ("dlsm", tree.acknowledge)];
+        match set.into_iter().find(|(_, now)| acknowledge.is_some() && *now != level) {
+            Some((design, now)) => farleaf_command_line::usage(format!(
+                "--acknowledge {level} and --set {design}.acknowledge={now} contradict each other"
+            )),
+            None => Ok(()),
+        }
     }
 }
 

@@ -114,3 +114,65 @@ fn takeovers_are_refused_where_a_death_can_lose_answers() {
         assert!(said.contains("--takeover on needs") && said.contains(needs), "{said}");
     }
 }
+
+/// `--set` won over `--acknowledge written` without a word, and options of the other design were
+/// ignored: both lost what their users thought was kept.
+#[test]
+fn levels_that_contradict_each_other_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().to_str().unwrap();
+    let servers = ["--transport", "tcp", "--memory-servers", "1", "--compute-servers", "2"];
+    let written = ["--acknowledge", "written"];
+    for (more, says) in [
+        ([&written[..], &["--set", "dex.acknowledge=cached"]].concat(), "contradict each other"),
+        (
+            [&written[..], &["--index", "dlsm", "--set", "dlsm.acknowledge=cached"]].concat(),
+            "contradict each other",
+        ),
+        (
+            vec!["--index", "dlsm", "--set", "dex.acknowledge=written"],
+            "this cluster has --index dlsm",
+        ),
+    ] {
+        let output = farleaf(&[&["cluster", "--dir", dir][..], &servers, &more].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(says), "{said}");
+    }
+}
+
+/// The only neighbour of a dead compute server died while it took that server's keys over. Two
+/// thirds of the keys stayed unserved, although a compute server was left.
+#[test]
+fn one_compute_server_is_left_and_takes_over_all_keys() {
+    const KEYS: u64 = 300;
+    let mut cluster = written("3", &[]);
+    let connection = connect(&cluster, Duration::from_secs(20));
+    let put = connection.run(async |client| {
+        for number in 0..KEYS {
+            client.upsert(&key(number), &number).await?;
+        }
+        Ok::<_, IndexError>(())
+    });
+    assert_eq!(put, Ok(()));
+    let [first, second] = [2, 1].map(|number| compute(&cluster, number).unwrap().pid);
+    signal(first, Signal::KILL);
+    let catalog = std::path::Path::new(cluster.dir()).join("catalog.json");
+    eventually("a takeover", || {
+        let state = std::fs::read_to_string(&catalog).ok()?;
+        state.contains("\\\"dead\\\":true").then_some(())
+    });
+    signal(second, Signal::KILL);
+    let connection = connect(&cluster, Duration::from_secs(20));
+    let lost = connection.run(async |client| {
+        let mut lost = Vec::new();
+        for number in 0..KEYS {
+            if client.get(&key(number)).await? != Some(number) {
+                lost.push(number);
+            }
+        }
+        Ok::<_, IndexError>(lost)
+    });
+    assert_eq!(lost, Ok(Vec::new()));
+    cluster.end(Signal::TERM);
+}

@@ -165,11 +165,11 @@ fn serve(mut store: CatalogStore, requests: &Receiver<WaitingWatch>, clock: Mono
         match requests.recv_timeout(wait) {
             Ok(WaitingWatch { request, reply }) => {
                 // Expire leases first: those that ended while the queue was empty ended before this
-                // request.
-                let answer = match store.expire(clock.now_ns()) {
-                    Ok(()) => store.answer(request, clock.now_ns()),
-                    Err(why) => CatalogAnswer::Refused(why),
-                };
+                // request. A lease whose end cannot be recorded has not ended: its entries stay, it
+                // may be kept alive, and everything can be read. On a full disk that is better than
+                // no answer: clients of living servers come through.
+                let _ = store.expire(clock.now_ns());
+                let answer = store.answer(request, clock.now_ns());
                 reply.send(Message::from_vec(encode(&answer)));
             }
             Err(RecvTimeoutError::Timeout) => {}

@@ -140,7 +140,7 @@ impl CatalogStore {
     }
 
     /// Answers a request at the time `now_ns`. The caller must have called [`CatalogStore::expire`]
-    /// for that time.
+    /// for that time; a lease whose end could not be recorded counts as one that has not ended.
     pub(super) fn answer(&mut self, request: CatalogRequest, now_ns: u64) -> CatalogAnswer {
         self.carry_out(request, now_ns).unwrap_or_else(CatalogAnswer::Refused)
     }
@@ -370,5 +370,29 @@ mod tests {
         assert_eq!(keys(&store), ["a"]);
         fs::remove_dir(path.with_added_extension("new")).unwrap();
         assert_eq!(store.answer(request, 0), CatalogAnswer::Done(true));
+    }
+
+    /// A disk was full, and a server died: the end of its lease could not be recorded, and the
+    /// catalog answered nobody any more, not even those who asked for living servers.
+    #[test]
+    fn a_lease_whose_end_cannot_be_recorded_hides_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let mut store = CatalogStore::open(&path, 0).unwrap();
+        let (gone, kept) = (granted(&mut store, 0), granted(&mut store, 0));
+        put(&mut store, "gone", Some(gone));
+        put(&mut store, "kept", Some(kept));
+        fs::create_dir(path.with_added_extension("new")).unwrap();
+        let late_ns = 2 * SECOND_NS;
+        assert!(store.expire(late_ns).is_err());
+        let get = |key: &str| CatalogRequest::Get { key: key.into() };
+        for key in ["gone", "kept"] {
+            assert!(matches!(store.answer(get(key), late_ns), CatalogAnswer::Entry(Some(_))));
+        }
+        let keep = CatalogRequest::KeepAlive { lease: kept };
+        assert_eq!(store.answer(keep, late_ns), CatalogAnswer::Done(true));
+        fs::remove_dir(path.with_added_extension("new")).unwrap();
+        store.expire(late_ns).unwrap();
+        assert_eq!(keys(&store), ["kept"]);
     }
 }

@@ -143,31 +143,38 @@ pub(super) fn next<K: Clone + Ord>(
         candidates.retain(|server| Some(*server) != without);
         view.turn(&candidates, waited_ns) == Some(me)
     };
+    let anyone = || {
+        let owners = state.map.owners().iter().copied().filter(|owner| *owner != me);
+        let mut dead = owners.filter_map(|owner| dead_ns(owner).map(|ns| (owner, ns)));
+        let mine = dead.find(|(owner, waited_ns)| begins(*owner, None, *waited_ns));
+        mine.map_or(TakeoverStep::Nothing, |(dead, _)| TakeoverStep::Begin { dead })
+    };
+    // The pending move of two dead servers. If the giver has no living neighbour, the keys of
+    // another dead one have to be taken first: then it has one.
+    let given_up = |pending: &PendingMove<K>, waited_ns: u64| {
+        let from = pending.from;
+        match begins(from, Some(pending.to), waited_ns) {
+            true => TakeoverStep::Begin { dead: from },
+            false if candidates(state, view, from).is_empty() => anyone(),
+            false => TakeoverStep::Nothing,
+        }
+    };
     match &state.moving {
         Some(pending) if pending.dead && pending.to == me => TakeoverStep::Continue,
         Some(pending) if pending.dead => {
             let idle_ns = view.moving.map_or(0, |(_, since_ns)| now_ns.saturating_sub(since_ns));
             let late_ns = idle_ns.checked_sub(view.right_ns * RIGHTS_IN_A_TURN);
             match dead_ns(pending.to).or(late_ns) {
-                Some(waited_ns) if begins(pending.from, Some(pending.to), waited_ns) => {
-                    TakeoverStep::Begin { dead: pending.from }
-                }
-                _ => TakeoverStep::Nothing,
+                Some(waited_ns) => given_up(pending, waited_ns),
+                None => TakeoverStep::Nothing,
             }
         }
         // The keys of an ordinary move are clean, and its taker needs nothing of the giver.
         Some(pending) => match (dead_ns(pending.from), dead_ns(pending.to)) {
-            (Some(waited_ns), Some(_)) if begins(pending.from, None, waited_ns) => {
-                TakeoverStep::Begin { dead: pending.from }
-            }
+            (Some(waited_ns), Some(_)) => given_up(pending, waited_ns),
             _ => TakeoverStep::Nothing,
         },
-        None => {
-            let owners = state.map.owners().iter().copied().filter(|owner| *owner != me);
-            let mut dead = owners.filter_map(|owner| dead_ns(owner).map(|ns| (owner, ns)));
-            let mine = dead.find(|(owner, waited_ns)| begins(*owner, None, *waited_ns));
-            mine.map_or(TakeoverStep::Nothing, |(dead, _)| TakeoverStep::Begin { dead })
-        }
+        None => anyone(),
     }
 }
 
@@ -396,6 +403,39 @@ mod tests {
         // The one beside a dead one can be dead, too: then the other end begins.
         let end = view(&state, 3, &[2]);
         assert_eq!(turns(&state, &end, 1_000), begin(2, 1));
+    }
+
+    /// With one server left between dead ones, a takeover was pending for good if its taker had
+    /// been the only neighbour of the giver.
+    #[test]
+    fn the_keys_of_a_dead_taker_are_taken_first_if_the_giver_has_no_other_neighbour() {
+        for dead in [true, false] {
+            let state = moving(&[0, 1, 2], 2, 1, dead);
+            let alone = view(&state, 3, &[0]);
+            assert_eq!(turns(&state, &alone, 1_000), [(0, TakeoverStep::Begin { dead: 1 })]);
+        }
+    }
+
+    /// Whoever dies, and whatever is pending between them: as long as anyone is left, someone has
+    /// something to do.
+    #[test]
+    fn nobody_stays_dead_for_good() {
+        let owners = [3, 0, 2, 1];
+        let pending = owners.iter().flat_map(|from| owners.iter().map(move |to| (*from, *to)));
+        let pending: Vec<_> = pending.filter(|(from, to)| from != to).collect();
+        for left in 1..15_u16 {
+            let left: Vec<u16> = (0..4).filter(|server| left >> server & 1 == 1).collect();
+            let is_dead = |server: u16| !left.contains(&server);
+            let between = pending.iter().filter(|(from, to)| is_dead(*from) && is_dead(*to));
+            let states = between
+                .flat_map(|(from, to)| [true, false].map(|dead| moving(&owners, *from, *to, dead)));
+            for state in states.chain([settled(&owners)]) {
+                let view = view(&state, 4, &left);
+                let mut times = (0..8).map(|turn| 1_000 + turn * TURN);
+                let acts = times.any(|now_ns| !turns(&state, &view, now_ns).is_empty());
+                assert!(acts, "{left:?} with {:?}", state.moving);
+            }
+        }
     }
 
     #[test]
