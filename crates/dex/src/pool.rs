@@ -86,8 +86,9 @@ impl<F: Fabric, L: Layout> PartPool<F, L> for DexPool<F, L> {
     }
 
     /// Finishes the changes of shared nodes that the previous life had logged, and completes the
-    /// exclusive inner nodes and the leaves that it left half written (D9, ack.A3). If several compute servers share a
-    /// process, any of their endpoints may have written a node, so `range` is all keys.
+    /// exclusive inner nodes and the leaves that it left half written (D9, ack.A3). If several
+    /// compute servers share a process, any of their endpoints may have written a node, so `range`
+    /// is all keys.
     async fn end_former_incarnation(
         &self,
         compute_server: u16,
