@@ -3,11 +3,11 @@
 //!
 //! A page lands word by word, so a compute server that dies during a WRITE can leave a mixture of
 //! two versions. A shared node is locked at that time, and the next client that needs it recovers
-//! it. An exclusive node has no lock, and no other server writes it; its log entry completes it (D9,
-//! and ack.A3 for leaves). But an old entry may name a page that has since been freed and given to
-//! another compute server, so only pages that are reachable in the tree are completed. Of these,
-//! only pages in the range that the compute server still owns are completed: keys were clean when
-//! they moved away, and their new owner may be writing the page.
+//! it. An exclusive node has no lock, and no other server writes it; its log entry completes it
+//! (D9, and ack.A3 for leaves). But an old entry may name a page that has since been freed and
+//! given to another compute server, so only pages that are reachable in the tree are completed. Of
+//! these, only pages in the range that the compute server still owns are completed: keys were
+//! clean when they moved away, and their new owner may be writing the page.
 //!
 //! *Thread safety*: private to one task.
 
