@@ -168,11 +168,11 @@ fn a_load_that_runs_out_of_memory_shows_nothing() {
     assert!(ended.iter().all(|&count| count > 50), "{ended:?}");
 }
 
-/// A leaf with a new layout takes three WRITEs. An endpoint that always refused one of them could
-/// never write it.
+/// A leaf takes up to five WRITEs: an entry in two pieces, a mark, the leaf and its stamp. An endpoint
+/// that always refused one of them could never write it.
 #[test]
 fn an_endpoint_has_room_for_all_writes_of_a_leaf() {
-    for depth in [2, 3] {
+    for depth in [4, 5] {
         let provider = &local(LocalConfig { depth, ..LocalConfig::default() });
         let (options, server) = (dex(vec![]), MemoryServerConfig::default());
         let setup = SuiteSetup { provider, options, memory_servers: 1, server };
@@ -183,7 +183,7 @@ fn an_endpoint_has_room_for_all_writes_of_a_leaf() {
             <Dex as Design<Small>>::create(&fabric, options).await.unwrap();
             let opened = <Dex as Design<Small>>::open(fabric, compute).await.map(drop);
             match depth {
-                3 => assert_eq!(opened, Ok(())),
+                5 => assert_eq!(opened, Ok(())),
                 _ => assert!(matches!(opened, Err(IndexError::InvalidArgument(_))), "{opened:?}"),
             }
         });

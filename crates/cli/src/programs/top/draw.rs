@@ -303,7 +303,7 @@ mod tests {
             ..ServerRow::without_figures(ServerNumber::Compute(1), ServerState::Live, String::new())
         };
         let shown = text(&standing, None, &[taker], 80);
-        assert!(shown.contains("compute server 0; compute server 1 takes over"), "{shown}");
+        assert!(shown.contains("compute 0; compute 1 takes over"), "{shown}");
         assert!(shown.lines().next().unwrap().ends_with("; 2 takeovers"), "{shown}");
     }
 
