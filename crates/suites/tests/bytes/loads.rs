@@ -168,8 +168,8 @@ fn a_load_that_runs_out_of_memory_shows_nothing() {
     assert!(ended.iter().all(|&count| count > 50), "{ended:?}");
 }
 
-/// A leaf takes up to five WRITEs: an entry in two pieces, a mark, the leaf and its stamp. An endpoint
-/// that always refused one of them could never write it.
+/// A leaf takes up to five WRITEs: an entry in two pieces, a mark, the leaf and its stamp. An
+/// endpoint that always refused one of them could never write it.
 #[test]
 fn an_endpoint_has_room_for_all_writes_of_a_leaf() {
     for depth in [4, 5] {
