@@ -148,10 +148,13 @@ fn processes(dice: &mut ScenarioRandom, scenario: &mut Scenario) {
     if dice.one_in(4) {
         workload.load = LoadSpec::Bulk;
     }
+    let slowest = scenario.network.one_way_ns.map(|ns| ns.min(850));
+    scenario.network.one_way_ns = slowest;
+    scenario.max_work_factor = scenario.max_work_factor.min(8);
     // A right to answer is compared by clocks that differ by a percent at most.
     faults.clock_drift_ppm = dice.of(&[0, 200]);
     faults.max_delay_ns = faults.max_delay_ns.min(20_000);
-    faults.drop_probability = dice.of(&[0.0, 0.0, 0.03]);
+    faults.drop_probability = dice.of(&[0.0, 0.0, 0.01]);
     faults.timeout_ns = dice.of(&[200_000, 2_000_000]);
     match design {
         DesignSpec::Dex { tree, moves, spare_compute_servers, movers, .. } => {
@@ -182,7 +185,8 @@ fn processes(dice: &mut ScenarioRandom, scenario: &mut Scenario) {
         kills: Vec::new(),
         kills_in_moves: dice.of(&[0, 4]),
         kills_in_loads,
-        lives_ns: dice.of(&[4_000_000, 40_000_000]),
+        // Long enough for a life to begin: it ends the last one, over a network with losses.
+        lives_ns: dice.of(&[40_000_000, 200_000_000]),
         forgets: false,
         threads: dice.of(&[1, 1, 2]),
         restart_after_ns: dice.of(&[400_000, 6_000_000]),
