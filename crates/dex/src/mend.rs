@@ -104,7 +104,7 @@ async fn write<F: Fabric, L: Layout>(
     for _ in 0..WRITE_RETRIES {
         let written = match *mark {
             None => pages.post_page(*at, image).await?.await.map(drop),
-            Some(mark) => match pages.post_leaf_again(*at, image, mark) {
+            Some(mark) => match pages.post_marked(*at, image, 1..L::page_words(), mark) {
                 Ok(posted) => posted.done().await,
                 Err(error) => Err(error),
             },

@@ -31,7 +31,6 @@ pub(super) fn record_of<'r>(key: &'r [u8], action: &EditAction<&'r [u8]>) -> Wal
 #[derive(Debug)]
 pub(super) struct LoggedTrees {
     sequences: Arc<Sequences>,
-    /// Those that only this list holds are gone: no one reads or flushes them any more.
     trees: Mutex<Vec<Arc<LsmShard>>>,
 }
 
@@ -53,8 +52,7 @@ impl WalSource for LoggedTrees {
     fn low(&self) -> u64 {
         // First the numbers: versions up to this one are linked, and a MemTable shows them.
         let settled = self.sequences.settled();
-        let mut trees = lock(&self.trees);
-        trees.retain(|tree| Arc::strong_count(tree) > 1);
+        let trees = lock(&self.trees);
         let oldest = trees.iter().filter_map(|tree| tree.oldest_unflushed());
         oldest.fold(settled + 1, u64::min)
     }

@@ -20,6 +20,23 @@ fn key(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// The numbers of the first `keys` keys that do not have the value that they should have.
+fn lost_keys(
+    cluster: &Launched,
+    keys: u64,
+    value: impl Fn(u64) -> u64 + Sync,
+) -> Result<Vec<u64>, IndexError> {
+    connect(cluster, Duration::from_secs(20)).run(async |client| {
+        let mut lost = Vec::new();
+        for number in 0..keys {
+            if client.get(&key(number)).await? != Some(value(number)) {
+                lost.push(number);
+            }
+        }
+        Ok::<_, IndexError>(lost)
+    })
+}
+
 #[test]
 fn keys_of_a_dead_compute_server_are_served_by_another() {
     const KEYS: u64 = 300;
@@ -61,17 +78,7 @@ fn keys_of_a_dead_compute_server_are_served_by_another() {
         writer.join().unwrap()
     });
     let last = answered.load(Ordering::Acquire);
-    let connection = connect(&cluster, Duration::from_secs(20));
-    let lost = connection.run(async |client| {
-        let mut lost = Vec::new();
-        for number in 0..KEYS {
-            if client.get(&key(number)).await? != Some(last) {
-                lost.push(number);
-            }
-        }
-        Ok::<_, IndexError>(lost)
-    });
-    assert_eq!(lost, Ok(Vec::new()));
+    assert_eq!(lost_keys(&cluster, KEYS, |_| last), Ok(Vec::new()));
     println!("the keys waited for {longest:?}");
     let said = text(&cluster.status().stdout);
     assert!(said.contains("2 ranges"), "{said}");
@@ -163,16 +170,6 @@ fn one_compute_server_is_left_and_takes_over_all_keys() {
         state.contains("\\\"dead\\\":true").then_some(())
     });
     signal(second, Signal::KILL);
-    let connection = connect(&cluster, Duration::from_secs(20));
-    let lost = connection.run(async |client| {
-        let mut lost = Vec::new();
-        for number in 0..KEYS {
-            if client.get(&key(number)).await? != Some(number) {
-                lost.push(number);
-            }
-        }
-        Ok::<_, IndexError>(lost)
-    });
-    assert_eq!(lost, Ok(Vec::new()));
+    assert_eq!(lost_keys(&cluster, KEYS, |number| number), Ok(Vec::new()));
     cluster.end(Signal::TERM);
 }

@@ -32,7 +32,7 @@ use farleaf_fabric::{Buffer, Fabric, FabricError, GlobalAddr, ServerId};
 use farleaf_index::LiveCounters;
 use farleaf_page::rules;
 use farleaf_page::{ExclusiveLatch, Layout, LockWord, MARK_WORD, Page, PageWords, SIBLING_WORD};
-use farleaf_pool::remote::{LogSlot, PageImage, Pieces, RemoteError, SettleRight, all_done, both};
+use farleaf_pool::remote::{LogSlot, PageImage, Pieces, RemoteError, SettleRight, both};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -47,7 +47,7 @@ enum PostedWords<'a, F: Fabric> {
     /// Only of the words.
     Plain(F::Op<Buffer>),
     /// Several, in order: the heap first, or an invalid stamp.
-    Several(Vec<F::Op<Buffer>>),
+    Several(Pieces<F>),
     /// Behind a log entry (ack.A2).
     Logged(Box<(LogSlot<'a>, Pieces<F>)>),
 }
@@ -103,16 +103,21 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     async fn landed(&self, at: GlobalAddr, posted: PostedWords<'_, F>) -> Result<(), FabricError> {
         match posted {
             PostedWords::Plain(words) => words.await.map(drop),
-            PostedWords::Several(posted) => all_done(posted).await,
+            PostedWords::Several(posted) => posted.done().await,
             PostedWords::Logged(logged) => {
-                let (mut slot, posted) = *logged;
+                let (slot, posted) = *logged;
                 posted.done().await?;
-                slot.is_done();
-                drop(slot);
-                self.pages().unpin(at);
+                self.has_landed(at, slot);
                 Ok(())
             }
         }
+    }
+
+    /// The node at `at` is whole in the pool: no entry of it is needed any more.
+    fn has_landed(&self, at: GlobalAddr, mut slot: LogSlot<'_>) {
+        slot.is_done();
+        drop(slot);
+        self.pages().unpin(at);
     }
 
     /// Whether the death of this compute server within a WRITE of `words` of a leaf could damage
@@ -138,16 +143,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if !self.can_damage(words) {
             return Ok(LeafLogSlot::NotAsked);
         }
-        match self.pages().prepare_log(at.server()).await {
-            Ok(_) => {}
-            Err(RemoteError::OutOfMemory { .. }) => return Ok(LeafLogSlot::NoRoom),
-            Err(error) => return Err(error.into()),
+        if !self.has_log(at.server()).await? {
+            return Ok(LeafLogSlot::NoRoom);
         }
-        match self.pages().leaf_slot(at).await {
-            Ok(slot) => Ok(LeafLogSlot::Taken(slot)),
-            Err(RemoteError::Contended { .. }) => Err(Restart::Busy),
-            Err(error) => Err(error.into()),
-        }
+        self.slot_or_busy(self.pages().leaf_slot(at).await).map(LeafLogSlot::Taken)
     }
 
     /// What is dirty again if a WRITE of `words` of a leaf fails. The leaf may have the mark of its
@@ -233,7 +232,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let buffers = (self.copy_out(page, first.clone())?, self.copy_out(page, then.clone())?);
         let first = self.fabric().write(place(&first), buffers.0);
         let then = self.fabric().write(place(&then), buffers.1);
-        Some(PostedWords::Several(vec![first, then]))
+        Some(PostedWords::Several(Pieces::of(vec![first, then])))
     }
 
     /// Posts the WRITEs of a leaf whose layout has changed: an invalid stamp, then the words, which
@@ -244,14 +243,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         page: Page<'_, L>,
         words: Range<usize>,
     ) -> Option<PostedWords<'static, F>> {
-        let (first, body) = (self.fabric().buffer(8).ok()?, self.copy_out(page, words.clone())?);
-        let last = self.copy_out(page, SIBLING_WORD..SIBLING_WORD + 1)?;
-        let wrong = !last.get(0);
-        first.set(0, wrong);
-        body.set(SIBLING_WORD - words.start, wrong);
-        let write = |word: usize, buffer| self.fabric().write(at.plus(word as u64 * 8), buffer);
-        let (first, body) = (write(SIBLING_WORD, first), write(words.start, body));
-        Some(PostedWords::Several(vec![first, body, write(SIBLING_WORD, last)]))
+        let image = Self::leaf_image(page);
+        let wrong = !image.page().stamp();
+        Some(PostedWords::Several(self.pages().post_marked(at, &image, words, wrong).ok()?))
     }
 
     /// WRITEs a leaf that nothing points to yet.
@@ -289,19 +283,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             return self.write_to_the_end(at, post).await;
         };
         let image = Self::leaf_image(page);
-        for _ in 0..WRITE_RETRIES {
-            // All attempts write the same entry.
+        // All attempts write the same entry.
+        let post = async || {
             let posted = self.pages().post_leaf_logged(&mut slot, at, &image, words.whole());
-            match posted.map_err(|_| Restart::Busy)?.done().await {
-                Ok(()) => {
-                    slot.is_done();
-                    self.pages().unpin(at);
-                    return Ok(());
-                }
-                Err(error) => self.before_rewrite(at, error).await?,
-            }
-        }
-        Err(Restart::Busy)
+            Ok(posted.map_err(|_| Restart::Busy)?.done().await)
+        };
+        self.write_to_the_end(at, post).await?;
+        self.has_landed(at, slot);
+        Ok(())
     }
 
     /// WRITEs an inner node that nothing points to yet. Its version follows `found`, the word 0
@@ -350,24 +339,43 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let Some(mut slot) = slot else {
             return self.write_image(at, image).await;
         };
-        for _ in 0..WRITE_RETRIES {
+        let post = async || {
             let posted = self.pages().post_logged(&slot, at, before.map(PageImage::page), image);
-            let Ok((entry, page)) = posted else { break };
+            let (entry, page) = posted.map_err(|_| Restart::Busy)?;
             // Pin the slot now, so that it is pinned even if this future is dropped.
             if !self.fabric().breaks(rules::SLOTS_PINNED) {
                 slot.pin(at);
             }
             let (entry, page) = (entry.done().await, page.await);
-            match both(entry, page.map(drop)) {
-                Ok(()) => {
-                    slot.is_done();
-                    self.pages().unpin(at);
-                    return Ok(());
-                }
-                Err(error) => self.before_rewrite(at, error).await?,
-            }
+            Ok(both(entry, page.map(drop)))
+        };
+        self.write_to_the_end(at, post).await?;
+        self.has_landed(at, slot);
+        Ok(())
+    }
+
+    /// Whether this endpoint has a log on `server`. If not, that server is full.
+    async fn has_log(&self, server: ServerId) -> Result<bool, Restart> {
+        match self.pages().prepare_log(server).await {
+            Ok(_) => Ok(true),
+            Err(RemoteError::OutOfMemory { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
         }
-        Err(Restart::Busy)
+    }
+
+    /// A slot, or [`Restart::Busy`] if all stay in use.
+    fn slot_or_busy<'a>(
+        &self,
+        slot: Result<LogSlot<'a>, RemoteError>,
+    ) -> Result<LogSlot<'a>, Restart> {
+        slot.map_err(|error| match error {
+            RemoteError::Contended { .. } => {
+                // An entry is no longer needed if its node was merged away meanwhile.
+                self.pages().unpin_unless(|at| self.is_unwritten_at(at));
+                Restart::Busy
+            }
+            error => error.into(),
+        })
     }
 
     /// Takes a slot of this endpoint's log on the server of the page at `at`. `None` if logging is
@@ -377,20 +385,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if self.fabric().breaks(rules::INNER_NODES_LOGGED) {
             return Ok(None);
         }
-        match self.pages().prepare_log(at.server()).await {
-            Ok(_) => {}
-            Err(RemoteError::OutOfMemory { .. }) => return Ok(None),
-            Err(error) => return Err(error.into()),
+        if !self.has_log(at.server()).await? {
+            return Ok(None);
         }
-        match self.pages().slot(at.server(), Some(at)).await {
-            Ok(slot) => Ok(Some(slot)),
-            Err(RemoteError::Contended { .. }) => {
-                // An entry is no longer needed if its node was merged away meanwhile.
-                self.pages().unpin_unless(|at| self.is_unwritten_at(at));
-                Err(Restart::Busy)
-            }
-            Err(error) => Err(error.into()),
-        }
+        self.slot_or_busy(self.pages().slot(at.server(), Some(at)).await).map(Some)
     }
 
     /// Whether the node at `at` is in the cache and the pool may lack some of its changes.
@@ -423,7 +421,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     async fn write_to_the_end(
         &self,
         at: GlobalAddr,
-        post: impl AsyncFn() -> Result<Result<(), FabricError>, Restart>,
+        mut post: impl AsyncFnMut() -> Result<Result<(), FabricError>, Restart>,
     ) -> Result<(), Restart> {
         for _ in 0..WRITE_RETRIES {
             match post().await? {
@@ -496,10 +494,6 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         }
         // Take the slot before the latch, because taking a slot may wait.
         let slot = self.leaf_slot(at, dirty_words(node.page)).await?;
-        let node = cache.seen(frame).ok_or(Restart::Busy)?;
-        if node.page.level() > 0 {
-            return Err(Restart::Busy);
-        }
         self.end_leaf_write(self.begin_leaf_write(node, slot)?).await
     }
 
@@ -523,10 +517,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let posted = match slot {
             _ if !self.can_damage(words) => self.post_words(at, node.page, words),
             LeafLogSlot::NoRoom => self.post_words(at, node.page, words),
-            LeafLogSlot::Taken(slot) if slot.server() == at.server() => {
-                self.post_logged_words(slot, at, node.page, words)
-            }
-            LeafLogSlot::Taken(_) | LeafLogSlot::NotAsked => {
+            LeafLogSlot::Taken(slot) => self.post_logged_words(slot, at, node.page, words),
+            LeafLogSlot::NotAsked => {
                 let slot = self.pages().try_leaf_slot(at).ok_or(Restart::Busy)?;
                 self.post_logged_words(slot, at, node.page, words)
             }

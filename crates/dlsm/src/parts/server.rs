@@ -90,8 +90,7 @@ struct KnownShards {
     options: DlsmOptions,
     writers: Arc<IdleWriters>,
     /// The write-ahead log, if answers wait for it, and what the log knows of the trees.
-    log: Option<Arc<Wal>>,
-    logged: ObjectArc<LoggedTrees>,
+    log: Option<(Arc<Wal>, ObjectArc<LoggedTrees>)>,
     /// The trees that it has, or had, by number.
     trees: BTreeMap<usize, Arc<LsmShard>>,
 }
@@ -136,13 +135,13 @@ impl<L: Layout> DlsmServer<L> {
         server.check(owned.len(), server.longest_value.unwrap_or(0))?;
         let options = server.smallest(owned.len())?;
         let writers = Arc::new(IdleWriters::new(options.writers));
-        let logged = ObjectArc::new(LoggedTrees::new(writers.sequences()));
         let log = match options.acknowledge {
             AcknowledgeName::Cached => None,
             AcknowledgeName::Written => {
                 let ring_bytes = server.ring_bytes(pool_bytes, shards);
+                let logged = ObjectArc::new(LoggedTrees::new(writers.sequences()));
                 let source: ObjectArc<dyn WalSource> = ObjectArc::clone(&logged) as _;
-                Some(Arc::new(Wal::new(source, ring_bytes)))
+                Some((Arc::new(Wal::new(source, ring_bytes)), logged))
             }
         };
         inner.known = Some(KnownShards {
@@ -154,7 +153,6 @@ impl<L: Layout> DlsmServer<L> {
             options,
             writers,
             log,
-            logged,
             trees: BTreeMap::new(),
         });
         Ok(())
@@ -279,7 +277,9 @@ impl<L: Layout> DlsmServer<L> {
         }
         tree.set_clip(known.map.clip(shard));
         tree.gate.set_open(true);
-        known.logged.add(&tree);
+        if let Some((_, logged)) = &known.log {
+            logged.add(&tree);
+        }
         known.trees.insert(shard, Arc::clone(&tree));
         Ok(tree)
     }
@@ -288,7 +288,8 @@ impl<L: Layout> DlsmServer<L> {
     /// opened.
     pub(super) fn log(&self) -> Option<(Arc<Wal>, u16)> {
         let inner = lock(&self.inner);
-        Some((Arc::clone(inner.known.as_ref()?.log.as_ref()?), self.number))
+        let (wal, _) = inner.known.as_ref()?.log.as_ref()?;
+        Some((Arc::clone(wal), self.number))
     }
 
     /// The numbers of the shards whose trees this process has, or had. The others have nothing

@@ -114,11 +114,6 @@ impl RedoSlot<'_> {
         left
     }
 
-    /// The memory server that it is on.
-    pub fn server(&self) -> ServerId {
-        self.server
-    }
-
     /// The number of the client that the log belongs to.
     pub fn owner(&self) -> u16 {
         self.identity.owner.get()

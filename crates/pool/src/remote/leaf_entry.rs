@@ -41,18 +41,20 @@ pub struct HalfWritten<L> {
     pub mark: Option<u64>,
 }
 
-/// The WRITEs of `words` of a leaf with `mark` instead of its stamp, and of its stamp.
+/// WRITEs of a leaf, each with its address: `mark` in place of its stamp; `words` of it, with the
+/// mark among them; its stamp.
 fn marked<L: Layout>(
     at: GlobalAddr,
     after: &PageImage<L>,
-    words: &Range<usize>,
+    words: Range<usize>,
     mark: u64,
-) -> [(GlobalAddr, Vec<u64>); 2] {
+) -> [(GlobalAddr, Vec<u64>); 3] {
     let word = |index: usize| after.words()[index].load(Ordering::Relaxed);
     let with_mark = |index| if index == SIBLING_WORD { mark } else { word(index) };
     let place = |word: usize| at.plus(word as u64 * 8);
     [
-        (place(words.start), words.clone().map(with_mark).collect()),
+        (place(SIBLING_WORD), vec![mark]),
+        (place(words.start), words.map(with_mark).collect()),
         (place(SIBLING_WORD), vec![word(SIBLING_WORD)]),
     ]
 }
@@ -106,28 +108,29 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         });
         let mut writes: SmallVec<[_; 6]> = logged.collect();
         if self.fabric().breaks(rules::LEAVES_MARKED) {
-            let [body, _] = marked(at, after, &words, after.page().stamp());
+            let [_, body, _] = marked(at, after, words, after.page().stamp());
             writes.push(body);
         } else {
-            let [body, stamp] = marked(at, after, &words, mark);
-            writes.extend([(stamp.0, vec![mark]), body, stamp]);
+            writes.extend(marked(at, after, words, mark));
         }
         let posted = self.post_each(writes)?;
         slot.pin_marked(at, mark);
         Ok(posted)
     }
 
-    /// Posts the WRITEs that complete a leaf with a mark (ack.A3).
+    /// Posts the WRITEs of `words` of a leaf that no other client reads or changes: it has `mark` in
+    /// place of its stamp until all of them have landed. `after` has the stamp in word 5.
     ///
     /// # Errors
     /// As [`PageClient::post_leaf_logged`].
-    pub fn post_leaf_again(
+    pub fn post_marked(
         &self,
         at: GlobalAddr,
-        image: &PageImage<L>,
+        after: &PageImage<L>,
+        words: Range<usize>,
         mark: u64,
     ) -> Result<Pieces<F>, FabricError> {
-        self.post_each(marked(at, image, &(1..L::page_words()), mark))
+        self.post_each(marked(at, after, words, mark))
     }
 
     /// Posts all of `writes` in this order, or none.

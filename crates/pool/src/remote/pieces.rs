@@ -33,6 +33,11 @@ impl<F: Fabric> Pieces<F> {
         Self { earlier: Vec::new(), last: None }
     }
 
+    /// These WRITEs, which are posted.
+    pub fn of(posted: Vec<F::Op<Buffer>>) -> Self {
+        Self { earlier: posted, last: None }
+    }
+
     /// Posts the WRITE of a piece of `words`, which begin at `at`.
     pub(super) fn post(
         &mut self,

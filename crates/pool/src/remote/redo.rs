@@ -120,7 +120,8 @@ impl RedoPage {
 }
 
 impl Redo {
-    fn encode(&self) -> Vec<u64> {
+    /// Encodes the entry as the words of its slot. Word 0 is its checksum.
+    pub(super) fn words(&self) -> Vec<u64> {
         let mut words = vec![0, 0];
         for page in &self.pages {
             words.push(page.at.to_bits());
@@ -138,12 +139,7 @@ impl Redo {
 
     /// The checksum of its words, word 0 of its slot.
     pub(super) fn sum(&self) -> u64 {
-        self.encode()[0]
-    }
-
-    /// Encodes the entry as the words of its slot. Word 0 is its checksum.
-    pub(super) fn words(&self) -> Vec<u64> {
-        self.encode()
+        self.words()[0]
     }
 
     /// Decodes the entry in a slot, if it is complete.

@@ -163,6 +163,21 @@ mod tests {
     use super::*;
     use farleaf_fabric::ServerId;
 
+    /// A number that is used again is lower than those of older clients. Who asked for the latest
+    /// dead clients missed it.
+    #[test]
+    fn the_latest_of_the_dead_may_have_the_lowest_number() {
+        let owners = ClientRegistry::default();
+        for number in 1..=3 {
+            assert_eq!(owners.register(4), Ok(number));
+        }
+        owners.retire(1, 4);
+        assert_eq!(owners.register(4), Ok(1));
+        owners.declare_dead(4, true);
+        assert_eq!(owners.dead_of(4, 9), [1, 3, 2]);
+        assert_eq!(owners.dead_of(4, 1), [1]);
+    }
+
     #[test]
     fn the_dead_stay_dead_and_logs_stay_where_they_are() {
         let owners = ClientRegistry::default();

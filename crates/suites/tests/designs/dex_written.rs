@@ -7,9 +7,9 @@
 use super::clients::{NOTHING, setup, spent, verbs};
 use farleaf_dex::cache::{AdmissionName, CacheOptions};
 use farleaf_dex::{Dex, DexOptions};
-use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
 use farleaf_fabric::sim::SimConfig;
+use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::partition::ComputePool;
 use farleaf_index::{AcknowledgeName, Design, EditAction, LeafEdit, RangeIndex, ScanRequest};
 use farleaf_page::Fixed8;
@@ -27,6 +27,22 @@ fn options(acknowledge: AcknowledgeName) -> DexOptions<u64> {
     DexOptions::with_boundaries(vec![], cache)
 }
 
+type Pool = Arc<ComputePool<Dex, Fixed8>>;
+
+/// A handle on an index whose keys are `apart`, and whose leaves are all cached.
+async fn cached<F: Fabric>(
+    fabric: &F,
+    pool: &Pool,
+    apart: u64,
+) -> <Dex as Design<Fixed8>>::Index<F> {
+    let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
+    index.bulk_load((0..4_200).map(|n| (n * apart, n)), 0.7).await.unwrap();
+    for n in (0..4_200).step_by(42) {
+        index.get(&(n * apart)).await.unwrap();
+    }
+    index
+}
+
 /// A change of a cached leaf is one WRITE of the words that it has changed, and nothing else. Who
 /// reads afterwards pays nothing, and a flush finds nothing to write.
 #[test]
@@ -34,14 +50,10 @@ fn a_change_is_one_write_and_a_lookup_of_a_clean_leaf_costs_nothing() {
     let provider = LocalConfig::default();
     let options = options(AcknowledgeName::Written);
     let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
-    let pool: Arc<ComputePool<Dex, Fixed8>> = <Dex as Design<Fixed8>>::compute(&options).unwrap();
+    let pool: Pool = <Dex as Design<Fixed8>>::compute(&options).unwrap();
     let pool = &pool;
     cluster.run_one(|fabric| async move {
-        let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
-        index.bulk_load((0..4_200).map(|n| (n * 2, n)), 0.7).await.unwrap();
-        for key in (0..8_400).step_by(84) {
-            index.get(&key).await.unwrap();
-        }
+        let index = cached(&fabric, pool, 2).await;
         let key = 42 * 2 * 3 + 6; // the fourth record of the fourth leaf
         let update = async { assert_eq!(index.update(&key, &7).await, Ok(true)) };
         assert_eq!(verbs(spent(&fabric, update).await), (0, 1, 0, 0, 0, 8));
@@ -70,14 +82,10 @@ fn a_change_that_could_damage_a_leaf_has_an_entry() {
     provider.faults.tear_probability = 0.5;
     let options = options(AcknowledgeName::Written);
     let cluster = setup(&provider, 1, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
-    let pool: Arc<ComputePool<Dex, Fixed8>> = <Dex as Design<Fixed8>>::compute(&options).unwrap();
+    let pool: Pool = <Dex as Design<Fixed8>>::compute(&options).unwrap();
     let pool = &pool;
     cluster.run_one(|fabric| async move {
-        let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
-        index.bulk_load((0..4_200).map(|n| (n * 2, n)), 0.7).await.unwrap();
-        for key in (0..8_400).step_by(84) {
-            index.get(&key).await.unwrap();
-        }
+        let index = cached(&fabric, pool, 2).await;
         let key = 42 * 2 * 3 + 6;
         let update = async { assert_eq!(index.update(&key, &7).await, Ok(true)) };
         assert_eq!(verbs(spent(&fabric, update).await), (0, 1, 0, 0, 0, 8));
@@ -99,14 +107,10 @@ fn a_group_costs_at_most_a_write_for_each_change() {
     let provider = SimConfig::default();
     let options = options(AcknowledgeName::Written);
     let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
-    let pool: Arc<ComputePool<Dex, Fixed8>> = <Dex as Design<Fixed8>>::compute(&options).unwrap();
+    let pool: Pool = <Dex as Design<Fixed8>>::compute(&options).unwrap();
     let pool = &pool;
     cluster.run_one(|fabric| async move {
-        let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
-        index.bulk_load((0..4_200).map(|n| (n, n)), 0.7).await.unwrap();
-        for key in (0..4_200).step_by(42) {
-            index.get(&key).await.unwrap();
-        }
+        let index = cached(&fabric, pool, 1).await;
         // 30 updates of 3 leaves, 10 each.
         let keys: Vec<u64> = (0..30).map(|n| n / 10 * 420 + n % 10).collect();
         let edits: Vec<_> =
@@ -133,16 +137,10 @@ fn what_was_answered_is_in_the_memory_servers() {
         let provider = LocalConfig::default();
         let options = options(acknowledge);
         let cluster = setup(&provider, 2, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
-        let compute = || -> Arc<ComputePool<Dex, Fixed8>> {
-            <Dex as Design<Fixed8>>::compute(&options).unwrap()
-        };
+        let compute = || -> Pool { <Dex as Design<Fixed8>>::compute(&options).unwrap() };
         let (pool, next) = (&compute(), &compute());
         cluster.run_one(|fabric| async move {
-            let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
-            index.bulk_load((0..4_200).map(|n| (n, n)), 0.7).await.unwrap();
-            for key in (0..4_200).step_by(42) {
-                index.get(&key).await.unwrap();
-            }
+            let index = cached(&fabric, pool, 1).await;
             for key in 0..500 {
                 assert_eq!(index.update(&key, &(key + 10_000)).await, Ok(true));
             }

@@ -247,7 +247,11 @@ pub(super) fn text(
     let compute = |row: &&ServerRow| matches!(row.server, ServerNumber::Compute(_));
     let loads = rows.iter().filter(compute).filter_map(|row| row.operations_per_s);
     let takeovers = total(rows.iter().filter_map(|row| row.takeovers));
-    let taken = if takeovers > 0.0 { format!("; {takeovers:.0} takeovers") } else { String::new() };
+    let taken = match takeovers {
+        0.0 => String::new(),
+        1.0 => "; 1 takeover".to_owned(),
+        many => format!("; {many:.0} takeovers"),
+    };
     let loads = short(total(loads));
     let mut lines = vec![format!("{}; {loads} operations/s{taken}", standing.summary())];
     lines.extend(catalog.map(|why| format!("cannot read the catalog: {why}")));
