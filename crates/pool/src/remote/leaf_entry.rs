@@ -118,8 +118,8 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(posted)
     }
 
-    /// Posts the WRITEs of `words` of a leaf that no other client reads or changes: it has `mark` in
-    /// place of its stamp until all of them have landed. `after` has the stamp in word 5.
+    /// Posts the WRITEs of `words` of a leaf that no other client reads or changes. It has `mark`
+    /// in place of its stamp until all of them have landed. `after` has the stamp in word 5.
     ///
     /// # Errors
     /// As [`PageClient::post_leaf_logged`].
