@@ -237,6 +237,13 @@ impl LaunchedServer {
     }
 }
 
+/// Whether a server has ended because it was asked to. One that has only begun does not handle the
+/// signals of an operator yet, and they end it.
+fn was_asked(status: ExitStatus) -> bool {
+    let asks = [Signal::TERM, Signal::INT, Signal::HUP];
+    status.success() || asks.iter().any(|signal| status.signal() == Some(signal.as_raw()))
+}
+
 fn how(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
@@ -373,7 +380,7 @@ impl Launcher<'_> {
             let Some(status) = self.servers[index].ended(&self.folder) else { continue };
             let server = &self.servers[index];
             anybody = true;
-            let line = if status.success() {
+            let line = if was_asked(status) {
                 format!("{} has ended on request", server.name())
             } else {
                 self.is_well = false;
@@ -384,7 +391,7 @@ impl Launcher<'_> {
                 format!("{} has died: {}{why}", server.name(), how(status))
             };
             self.say(&line);
-            self.plan_restart(index, status.success());
+            self.plan_restart(index, was_asked(status));
         }
         anybody
     }
@@ -544,7 +551,7 @@ impl Launcher<'_> {
                     continue;
                 }
                 let Some(status) = self.servers[index].ended(&self.folder) else { continue };
-                if !status.success() {
+                if !was_asked(status) {
                     self.is_well = false;
                     let line = format!("{} ended with {}", self.servers[index].name(), how(status));
                     self.say(&line);

@@ -7,7 +7,7 @@ use farleaf_cluster::records::{self, CatalogKeys, MemoryRecord};
 use farleaf_cluster::stop::StopSignal;
 use farleaf_fabric::handshake::Token;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
@@ -153,9 +153,24 @@ impl Launched {
         records::get(&*self.catalog(), &key).ok()?.map(|(record, _)| record)
     }
 
-    /// Ends the launcher with a signal, as an operator would. Returns its exit code.
+    /// Ends the launcher with a signal, as an operator would. Returns its exit code. A failed end
+    /// prints what the launcher and its servers said.
     pub(crate) fn end(&mut self, by: Signal) -> Option<i32> {
         signal(self.process.id(), by);
-        self.process.wait().unwrap().code()
+        let mut rest = String::new();
+        if by != Signal::KILL {
+            self.lines.read_to_string(&mut rest).unwrap();
+        }
+        let code = self.process.wait().unwrap().code();
+        if code.is_some_and(|code| code != 0) {
+            println!("the launcher: {:?}\n{rest}", self.said);
+            for file in std::fs::read_dir(self.folder.path()).unwrap().flatten() {
+                if file.path().extension().is_some_and(|ending| ending == "log") {
+                    let log = std::fs::read_to_string(file.path()).unwrap_or_default();
+                    println!("{:?}:\n{log}", file.file_name());
+                }
+            }
+        }
+        code
     }
 }
