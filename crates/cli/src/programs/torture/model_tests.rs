@@ -166,8 +166,9 @@ fn unknown_changes_stay_open_and_unknown_reads_are_dropped() {
     assert!(ends.len() > 10 && ends.iter().all(|end| *end == u64::MAX), "{ends:?}");
     let verdict = judge(&history);
     assert!(verdict.holds(), "{verdict:?}");
-    let line = verdict.last_line(0, false);
-    assert!(line.contains(&format!(" {} unknown, 0 lost", ends.len())), "{line}");
+    // A fast machine does so many operations that their number has a comma.
+    let line = verdict.last_line(0, false).replace(',', "");
+    assert!(line.contains(&format!(" {} unknown 0 lost", ends.len())), "{line}");
 }
 
 #[test]
