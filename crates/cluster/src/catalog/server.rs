@@ -146,19 +146,22 @@ impl Calls for CatalogRequestHandler {
 }
 
 fn serve(mut store: CatalogStore, requests: &Receiver<WaitingWatch>, clock: MonotonicClock) {
-    let mut fails = false;
+    let mut again_ns: Option<u64> = None;
     loop {
-        let ended = store.expire(clock.now_ns());
-        match &ended {
-            Err(why) if !fails => {
-                tracing::error!("cannot record the end of a lease, retrying: {why}")
+        // A failed attempt writes the whole state, so the next one does not come with each request.
+        if again_ns.is_none_or(|again_ns| clock.now_ns() >= again_ns) {
+            let ended = store.expire(clock.now_ns());
+            match &ended {
+                Err(why) if again_ns.is_none() => {
+                    tracing::error!("cannot record the end of a lease, retrying: {why}")
+                }
+                _ => {}
             }
-            _ => {}
+            again_ns = ended.is_err().then(|| clock.now_ns() + RETRY.as_nanos() as u64);
         }
-        fails = ended.is_err();
         let next = store.next_end_ns().map(|at_ns| at_ns.saturating_sub(clock.now_ns()));
         let wait = match next {
-            _ if fails => RETRY,
+            _ if again_ns.is_some() => RETRY,
             Some(ns) => Duration::from_nanos(ns),
             None => Duration::from_secs(3600),
         };
@@ -168,7 +171,9 @@ fn serve(mut store: CatalogStore, requests: &Receiver<WaitingWatch>, clock: Mono
                 // request. A lease whose end cannot be recorded has not ended: its entries stay, it
                 // may be kept alive, and everything can be read. On a full disk that is better than
                 // no answer: clients of living servers come through.
-                let _ = store.expire(clock.now_ns());
+                if again_ns.is_none() {
+                    let _ = store.expire(clock.now_ns());
+                }
                 let answer = store.answer(request, clock.now_ns());
                 reply.send(Message::from_vec(encode(&answer)));
             }
