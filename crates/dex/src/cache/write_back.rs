@@ -146,7 +146,28 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if !self.has_log(at.server()).await? {
             return Ok(LeafLogSlot::NoRoom);
         }
+        if let Some(slot) = self.pages().try_leaf_slot(at) {
+            return Ok(LeafLogSlot::Taken(slot));
+        }
+        self.write_failed_leaves(at).await;
         self.slot_or_busy(self.pages().leaf_slot(at).await).map(LeafLogSlot::Taken)
+    }
+
+    /// Writes leaves again whose last WRITE has failed, because a WRITE of the leaf at `at` waits
+    /// for their slots, and perhaps nobody else writes them soon. Found by a newcomer: a client
+    /// that was alone waited for seconds.
+    async fn write_failed_leaves(&self, at: GlobalAddr) {
+        let failed = self.pages().pinned_leaves(at.server());
+        // Such a leaf has a slot, or gets the one that is left for it.
+        if failed.contains(&at) {
+            return;
+        }
+        for leaf in failed {
+            if let MappedNode::Frame(frame) = self.cache.mapping.get(leaf.to_bits()) {
+                // If it fails again, the wait for a slot is bounded.
+                let _ = Box::pin(self.write_back(frame)).await;
+            }
+        }
     }
 
     /// What is dirty again if a WRITE of `words` of a leaf fails. The leaf may have the mark of its
@@ -492,6 +513,8 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         if level > 0 {
             return self.write_back_inner(frame, at).await;
         }
+        // Who finds the WRITE of another one in flight waits for no slot.
+        self.words_to_write(node.frame, node.page)?;
         // Take the slot before the latch, because taking a slot may wait.
         let slot = self.leaf_slot(at, dirty_words(node.page)).await?;
         self.end_leaf_write(self.begin_leaf_write(node, slot)?).await
@@ -545,7 +568,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Ok(())
     }
 
-    /// The dirty words of a latched node, if it can be written back now.
+    /// The dirty words of a node, if it can be written back now. Without the latch, a guess.
     fn words_to_write(&self, frame: FrameId, page: Page<'_, L>) -> Result<PageWords, Restart> {
         let words = dirty_words(page);
         let writing = self.cache.arena().is_writing(frame)

@@ -1,6 +1,7 @@
 //! A client's identity: its number, and the location of its log on each memory server. The client
 //! requests both when its first change needs them; a client that only reads never does.
 
+use super::redo::RedoPage;
 use super::{PageClient, RemoteError};
 use crate::wire::{
     LOG_SLOTS, OffloadTicket, OwnerRequest, Reply, Request, TICKETS, log_slot_bytes,
@@ -322,6 +323,14 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
         Ok(owner)
     }
 
+    /// The leaves on `server` that have entries of this client because their WRITEs have failed or
+    /// are in flight.
+    pub fn pinned_leaves(&self, server: ServerId) -> Vec<GlobalAddr> {
+        let pinned = self.identity.pinned.borrow();
+        let of_server = pinned.iter().filter(|pin| pin.server == server);
+        of_server.filter(|pin| pin.node.mark.is_some()).map(|pin| pin.node.at).collect()
+    }
+
     /// Frees the slots that were pinned for the node at `at`, which is now complete.
     pub fn unpin(&self, at: GlobalAddr) {
         self.unpin_unless(|node| node != at);
@@ -372,7 +381,11 @@ impl<F: Fabric, L: Layout> PageClient<F, L> {
             // The slot may still hold an entry from its previous use.
             let entry = self.entry_in(pin.at).await?;
             let own = entry.filter(|entry| Some(entry.owner) == self.identity.owner());
-            let page = own.and_then(|entry| entry.pages.into_iter().find(|page| page.at == node));
+            let page = own.and_then(|entry| {
+                // An entry of a leaf that was at this place before says nothing of the node.
+                let is_of_node = |page: &RedoPage| page.at == node && !page.is_of_leaf();
+                entry.pages.into_iter().find(is_of_node)
+            });
             found.push((pin, page.map(|page| page.version)));
         }
         self.identity.unpin_replaced(server, node, &found);

@@ -50,8 +50,9 @@ messages! {
 }
 
 /// Maximum number of clients in one [`Reply::Owners`](super::Reply::Owners); the latest ones of a
-/// compute server.
-pub const DEAD_OWNERS: usize = 256;
+/// compute server. It is more than a compute server has threads (1,024), each of which is a client:
+/// the next life needs the logs of all of them.
+pub const DEAD_OWNERS: usize = 2_048;
 
 /// The number of changes that a client can log at the same time on one memory server.
 pub const LOG_SLOTS: u64 = 4;
