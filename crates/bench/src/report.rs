@@ -260,6 +260,9 @@ pub struct CacheReport {
     pub cooling_hits: f64,
     /// Leaves read from a memory server, per operation.
     pub leaf_misses: f64,
+    /// Leaf misses for which only a window of the leaf was read, per operation.
+    #[serde(default)]
+    pub leaf_windows: f64,
     /// Inner nodes read from a memory server, per operation.
     pub inner_misses: f64,
     /// Cooling nodes that became hot again, per operation.
@@ -340,6 +343,7 @@ impl Report {
             leaf_hits: per_operation(cache.leaf_hits),
             cooling_hits: per_operation(cache.cooling_hits),
             leaf_misses: per_operation(cache.leaf_misses),
+            leaf_windows: per_operation(cache.leaf_windows),
             inner_misses: per_operation(cache.inner_misses),
             reheats: per_operation(cache.reheats),
             evictions: per_operation(cache.evictions),

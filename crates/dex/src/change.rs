@@ -40,7 +40,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             return Ok(found);
         }
         let read = |page: Page<'_, L>| L::leaf_get(page, key);
-        if !self.offload.is_on() {
+        if !self.offload.is_on() && self.client.cache().outlines().is_none() {
             return self.read_leaf(DescentProbe::At(key), read).await;
         }
         let (answer, _) = self.run(LeafEdit { key, action: EditAction::Get }).await?;
@@ -173,6 +173,13 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 LiveCounters::count(&self.client.counters.leaf_hits);
                 self.client.mark_use(leaf.page);
                 Ok(answer)
+            }
+            LeafLocation::Elsewhere { parent, slot, address }
+                if !edit.changes() && self.client.cache().outlines().is_some() =>
+            {
+                let found = self.client.fetch_value((parent, slot), address, edit.key);
+                let answer = EditAnswer::from_lookup(Box::pin(found).await?);
+                Ok((LeafOutcome::Nothing(answer), None))
             }
             LeafLocation::Elsewhere { parent, slot, address } => {
                 let work = |page: Page<'_, L>| edit.apply(page);

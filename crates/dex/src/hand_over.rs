@@ -53,7 +53,8 @@ impl<F: Fabric, L: Layout> ReleasedKeys for UnownedKeys<'_, F, L> {
 impl<F: Fabric, L: Layout> Drop for UnownedKeys<'_, F, L> {
     fn drop(&mut self) {
         if let Some(before) = self.before.take() {
-            self.index.server.set_range(before);
+            // Nobody else has changed these leaves: what is known of them is kept.
+            self.index.server.cache().owned().set(before);
         }
     }
 }
@@ -210,6 +211,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if !self.fabric().breaks(rules::OLD_READS_AWAITED) {
             self.wait_for_marks().await?;
         }
+        if let Some(outlines) = self.client.cache().outlines()
+            && !self.fabric().breaks(rules::OUTLINES_FORGOTTEN)
+        {
+            // C30. No frame has a leaf that this server does not own, so none is noted afterwards.
+            for part in outlines.parts() {
+                outlines.clear_part(part);
+                self.fabric().sleep(0).await;
+            }
+        }
         let (held, dropped) = (self.server.range(), RefCell::default());
         if !self.fabric().breaks(rules::OLD_COPIES_DROPPED) {
             self.sweep(|frame| self.renew(frame, (&held, grown), &dropped)).await?;
@@ -226,7 +236,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         grown: &OwnedRange<OwnedKey<L>>,
     ) -> Result<(), RemoteError> {
         self.prepare_take_over(grown).await?;
-        self.server.set_range(grown.clone()); // H2
+        self.server.cache().owned().set(grown.clone()); // H2
         Ok(())
     }
 

@@ -15,7 +15,7 @@ impl<L: Layout> PartState<OwnedKey<L>> for DexServer<L> {
     }
 
     fn set_range(&self, range: OwnedRange<OwnedKey<L>>) {
-        self.cache().owned().set(range);
+        self.cache().set_owned(range);
     }
 
     fn detector(&self) -> &FailureDetector {

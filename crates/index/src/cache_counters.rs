@@ -43,6 +43,8 @@ counters! {
     cooling_hits,
     /// Leaves that an operation needed and READ from a memory server.
     leaf_misses,
+    /// Leaf misses for which a window of the leaf was READ.
+    leaf_windows,
     /// Inner nodes READ from a memory server.
     inner_misses,
     /// Cooling nodes of any level that became hot again.

@@ -20,6 +20,7 @@ use super::layout::{
     DescentProbe, FencePosition, Layout, LeafDelete, LeafInsert, LeafReplace, OverflowEntry,
     ScanWindow, SplitPlan,
 };
+use super::outline::{LeafOutline, WindowLookup};
 use super::view::{DELETED_WORD, HEADER_WORDS, HIGH_WORD, LOW_WORD, META_WORD, Page, SELF_WORD};
 use super::words::PageWords;
 use farleaf_fabric::GlobalAddr;
@@ -204,6 +205,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     type Hops = Entries8<WORDS, true>;
 
     const HAS_HEAP: bool = false;
+    const OUTLINES: bool = true;
     const FORMAT: u8 = 1;
 
     /// Unused: entries go into the page at once.
@@ -303,6 +305,38 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     fn leaf_get(page: FixedPage<'_, WORDS>, key: &u64) -> Option<u64> {
         let slot = Self::find(page, *key)?;
         (!Self::is_deleted(page, slot)).then(|| Self::record_value(page, slot))
+    }
+
+    fn leaf_outline(page: FixedPage<'_, WORDS>) -> Option<LeafOutline> {
+        let fences = (Self::low(page), Self::high(page));
+        (page.level() == 0 && page.load(DELETED_WORD) == 0)
+            .then(|| LeafOutline::new(page.count(), |slot| Self::record_key(page, slot), fences))
+            .flatten()
+    }
+
+    #[inline]
+    fn outlined_slots(
+        outline: LeafOutline,
+        key: &u64,
+        (low, high): (&u64, Option<&u64>),
+    ) -> Range<usize> {
+        outline.slots(*key, (*low, high.copied()))
+    }
+
+    #[inline]
+    fn slot_words(slots: &Range<usize>) -> Range<usize> {
+        HEADER_WORDS + 2 * slots.start..HEADER_WORDS + 2 * slots.end
+    }
+
+    #[inline]
+    fn outlined_get(
+        page: FixedPage<'_, WORDS>,
+        outline: LeafOutline,
+        slots: &Range<usize>,
+        key: &u64,
+    ) -> WindowLookup<u64> {
+        let record = |slot| (Self::record_key(page, slot), Self::record_value(page, slot));
+        outline.look(slots, record, *key)
     }
 
     fn leaf_collect(

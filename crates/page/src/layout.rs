@@ -3,7 +3,8 @@
 
 use super::encoded::Encoded;
 use super::limits::LengthError;
-use super::view::Page;
+use super::outline::{LeafOutline, WindowLookup};
+use super::view::{HEADER_WORDS, Page};
 use super::words::PageWords;
 use farleaf_fabric::{GlobalAddr, Message};
 use std::borrow::Borrow;
@@ -242,6 +243,10 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// Whether a lookup needs only a part of a leaf, its [`Layout::record_window`].
     const WINDOWS: bool = false;
 
+    /// Whether a lookup needs only the part of a leaf that the leaf's outline names
+    /// ([`Layout::leaf_outline`]).
+    const OUTLINES: bool = false;
+
     /// Size of a page in words, including the header.
     fn page_words() -> usize;
     /// Maximum number of entries of a page.
@@ -321,6 +326,37 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
 
     /// Leaf: the value of a key that is present and not deleted.
     fn leaf_get(page: Page<'_, Self>, key: &Self::Key) -> Option<OwnedValue<Self>>;
+    /// Leaf: what tells which of its records can have a key. `None` if a lookup needs the whole
+    /// leaf.
+    #[inline]
+    fn leaf_outline(_page: Page<'_, Self>) -> Option<LeafOutline> {
+        None
+    }
+    /// Leaf: the slots of the records that can have `key`, by the outline of the leaf between
+    /// these fences.
+    #[inline]
+    fn outlined_slots(
+        _outline: LeafOutline,
+        _key: &Self::Key,
+        _fences: (&Self::Key, Option<&Self::Key>),
+    ) -> Range<usize> {
+        0..0
+    }
+    /// Leaf: the words of these records.
+    #[inline]
+    fn slot_words(_slots: &Range<usize>) -> Range<usize> {
+        HEADER_WORDS..HEADER_WORDS
+    }
+    /// Leaf: looks `key` up in a page of which only the records at `slots` are there.
+    #[inline]
+    fn outlined_get(
+        _page: Page<'_, Self>,
+        _outline: LeafOutline,
+        _slots: &Range<usize>,
+        _key: &Self::Key,
+    ) -> WindowLookup<OwnedValue<Self>> {
+        WindowLookup::Unknown
+    }
     /// Leaf: appends the wanted records to `out` in the wanted order. Returns how many.
     fn leaf_collect(
         page: Page<'_, Self>,

@@ -137,6 +137,8 @@ rules! {
     DOUBTFUL_WRITES_SETTLED: "flushes_in_doubt", "C15", "A flush first settles WRITEs of unknown outcome.";
     READS_SETTLED: "reuses_landing_frames", "C17", "A frame is not reused while a READ may still land in it.";
     NONE_DETACHED: "offloads_above_orphans", "C18", "Nothing is offloaded while a hot node has no parent in its header.";
+    OUTLINES_RENEWED: "keeps_old_outlines", "C29", "When a leaf leaves its frame, its outline is noted or forgotten.";
+    OUTLINES_FORGOTTEN: "keeps_outlines_of_lost_leaves", "C30", "A compute server that gains keys first forgets all outlines of leaves.";
     MARKS_AWAITED: "leaves_in_haste", "C20", "Keys are given up only while none of their leaves is being fetched.";
     TURNS_TAKEN: "takes_no_turns", "C23", "An operation that has restarted too often in a small cache waits for its turn.";
     NODES_IN_DOUBT_LOST: "reuses_nodes_in_doubt", "C15", "A node is not reused while a WRITE may still land on it.";
@@ -235,7 +237,7 @@ rules! {
     FORMER_LIFE_FENCED: "begins_unfenced", "lives", "A former life of a compute server is fenced before the next one accesses the pool.";
     FORMER_LIFE_DECLARED: "declares_nobody_dead", "lives", "A former life of a compute server is declared dead before the next one serves.";
     FORMER_CHANGES_FINISHED: "leaves_logged_changes", "lives", "Changes of shared nodes that a former life logged are finished.";
-    HALF_WRITTEN_MENDED: "leaves_half_written_nodes", "D9", "Inner nodes that a former life left half written are completed.";
+    HALF_WRITTEN_MENDED: "leaves_half_written_nodes", "D9", "Nodes that a former life left half written are completed.";
 }
 
 #[cfg(test)]

@@ -250,7 +250,6 @@ pub const MUTANTS: &[Mutant] = &[
     seen("finishes_one_page", &["fine-slow-collectors-die"]),
     seen("leaves_untouched_locked", &["random-fine-deaths", "random-hybrid-deaths"]),
     seen("takes_over_unlogged", &["fine-dying-collectors"]),
-    seen("overtakes_survivors", &["fine-slow-collectors-die"]),
     seen("joins_strangers", &["random-fine-slow", "random-hybrid-slow", "random-coarse-slow"]),
     seen("writes_gainers_first", &["fine-slow-gainers"]),
     seen("frees_the_living", &["random-fine-slow", "random-hybrid-slow", "random-coarse-slow"]),
@@ -294,6 +293,8 @@ pub const MUTANTS: &[Mutant] = &[
     seen("reuses_landing_frames", &["random-dex-lossy"]),
     seen("offloads_above_orphans", &["dex-offload-shared", "random-dex-slow"]),
     seen("leaves_in_haste", &["canary-dex-left-in-haste"]),
+    seen("keeps_old_outlines", &["dex-windows"]),
+    seen("keeps_outlines_of_lost_leaves", &["dex-windows-moves"]),
     seen("takes_no_turns", &["dex-crowded-cache", "random-dex-slow"]),
     seen("reuses_nodes_in_doubt", &["dex-late-writes-to-new-nodes"]),
     seen("writes_losers_first", &["random-dex-cut"]),
@@ -412,6 +413,11 @@ pub const MUTANTS: &[Mutant] = &[
     seen("serves_before_fence", &["takeover-returns"]),
     seen("serves_before_rights_end", &["takeover-zombies"]),
     seen("answers_without_right", &["takeover-stale-reads"]),
+    unseen(
+        "overtakes_survivors",
+        &["fine-slow-collectors-die"],
+        "two survivors would have to finish a change of several pages of one dead client at once; 3,200 runs do not show it any more",
+    ),
     unseen(
         "keeps_chunks_listed",
         &["takeover-blocks"],

@@ -111,6 +111,7 @@ on_every_provider!(chime);
 on_every_provider!(sherman);
 on_every_provider!(smart);
 on_every_provider!(dex);
+on_every_provider!(dex_windows);
 on_every_provider!(dex_written);
 on_every_provider!(dlsm_written);
 on_every_provider!(dlsm);
@@ -237,6 +238,24 @@ fn dex(provider: &AnyConfig) {
         let setup = SuiteSetup { provider, options, memory_servers: 3, server: server.clone() };
         conformance::run::<Fixed8, Dex, _>(&setup);
     }
+}
+
+/// Lookups that miss READ a window of a leaf if they can; 32 frames.
+fn dex_windows(provider: &AnyConfig) {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
+    let cache = CacheOptions {
+        bytes: 8 << 10,
+        outlines_percent: 50,
+        outlines_soon_percent: 1,
+        ..CacheOptions::default()
+    };
+    let options = DexOptions {
+        chunk_nodes_log2: 4,
+        placement_level: 1,
+        ..DexOptions::with_boundaries(vec![u64::MAX / 2], cache)
+    };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server };
+    conformance::run::<Tiny, Dex, _>(&setup);
 }
 
 /// Answers wait until what they report is in the memory servers.

@@ -8,12 +8,12 @@ mod memtable;
 
 use farleaf_dex::cache::{
     CacheOptions, CoolOutcome, CoolingBucket, FrameArena, FrameCache, FrameId, FrameState,
-    MappedNode, MappingTable, Swip,
+    LeafOutlines, MappedNode, MappingTable, Swip,
 };
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_index::OwnedRange;
-use farleaf_page::{DescentProbe, FencePosition, Fixed8, Latch, Layout, Page};
+use farleaf_page::{DescentProbe, FencePosition, Fixed8, Latch, Layout, LeafOutline, Page};
 use farleaf_pool::server::Epochs;
 use loom::thread;
 
@@ -209,6 +209,33 @@ fn a_cooling_frame_has_one_taker() {
     });
 }
 
+/// inv. C29: whoever has the mark of a leaf finds its outline or none, while two other threads note
+/// outlines of other leaves in the same full bucket.
+#[test]
+fn an_outline_is_that_of_the_leaf() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let leaf = |number: u64| GlobalAddr::new(ServerId::new(0), number * 1024);
+        let outline = |records| LeafOutline::new(records, |slot| slot as u64, (0, Some(64)));
+        let outlines = Arc::new(LeafOutlines::new(1, 1 << 40));
+        (1..=4).for_each(|number| outlines.note(leaf(number), outline(number as usize)));
+        let theirs = [5, 6].map(|number| {
+            let outlines = Arc::clone(&outlines);
+            thread::spawn(move || outlines.note(leaf(number), outline(number as usize)))
+        });
+        if let Some(found) = outlines.outline(leaf(1)) {
+            assert_eq!(found.records(), 1);
+        }
+        theirs.into_iter().for_each(|thread| thread.join().unwrap());
+        for number in 1..=6 {
+            if let Some(found) = outlines.outline(leaf(number)) {
+                assert_eq!(found.records(), number as usize);
+            }
+        }
+    });
+}
+
 /// inv. C5, C6: if two threads want the same node, only one has the mark at a time. It publishes
 /// the node or drops the mark, and no extra entry is left.
 #[test]
@@ -352,7 +379,7 @@ fn a_descent_beside_an_eviction() {
         let thread = thread::spawn(move || {
             assert_eq!(theirs.cool(left, true), CoolOutcome::Done(None));
             assert_eq!(theirs.cooling().pop(0), Some(left));
-            let free = theirs.evict(left).unwrap();
+            let free = theirs.evict(left, false).unwrap();
             let parent = theirs.seen(root).unwrap();
             let mark = theirs.mapping().begin_io(RIGHT, || parent.is_valid()).unwrap();
             free.page().format_empty(at(RIGHT), 0, &50, None);

@@ -14,18 +14,20 @@
 use super::transfers::{DependentFrame, UnresolvedFrame};
 use super::{
     AttachOutcome, CoolOutcome, CoolingName, FrameCache, FrameId, FreeFrame, LeafAdmission,
-    MappedNode, MovingAverage, OffloadMark, OffloadName, OptimisticRef, RemoteIoMark, Restart,
-    UnwrittenChange, is_clean, mark_clean,
+    LeafRead, MappedNode, MovingAverage, OffloadMark, OffloadName, OptimisticRef, RemoteIoMark,
+    Restart, UnwrittenChange, is_clean, mark_clean,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Section, ServerId, Work};
 use farleaf_index::{AcknowledgeName, CacheCounters, LiveCounters, OwnedRange, Ownership};
 use farleaf_page::rules;
 use farleaf_page::{
-    DescentProbe, FencePosition, Layout, LeafOutcome, OwnedKey, Page, PageWords, slot_range,
+    DescentProbe, FencePosition, Layout, LeafOutcome, OwnedKey, OwnedValue, Page, PageWords,
+    WindowLookup, slot_range,
 };
 use farleaf_pool::remote::{Backoff, MissCause, PageClient, RemoteError, TimedPointer};
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Number of attempts (about 1.5 ms) between two probes of the unreachable memory servers.
@@ -233,8 +235,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// Evicts a frame that this handle has taken out of the cooling structure (C8).
     async fn evict_frame(&self, frame: FrameId) -> FreeFrame<'_, L> {
+        let keeps_outline = self.fabric().breaks(rules::OUTLINES_RENEWED);
         loop {
-            if let Some(free) = self.cache.evict(frame) {
+            if let Some(free) = self.cache.evict(frame, keeps_outline) {
                 LiveCounters::count(&self.counters.evictions);
                 return free;
             }
@@ -257,6 +260,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     pub(crate) fn prefetch_for_fetch(&self, address: GlobalAddr) {
         self.cache.mapping.prefetch(address.to_bits());
         self.cache.cooling.prefetch(address.to_bits());
+        if let Some(outlines) = self.cache.outlines() {
+            outlines.prefetch(address);
+        }
         self.fabric().expect(address, L::page_words() * 8);
     }
 
@@ -366,9 +372,13 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             if let Some(free) = self.cache.drop_cooling(frame, leaf) {
                 LiveCounters::count(&self.counters.invalidations);
                 self.keep(free);
-                return;
+                break;
             }
             self.fabric().sleep(0).await;
+        }
+        // Last, because another thread may have evicted the copy, and noted its outline, meanwhile.
+        if let Some(outlines) = self.cache.outlines() {
+            outlines.note(leaf, None); // C29
         }
     }
 
@@ -396,6 +406,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                     self.charge_cooling().await;
                     LiveCounters::count(&self.counters.reheats);
                     if parent.page.level() == 1 {
+                        if let Some(outlines) = self.cache.outlines() {
+                            outlines.reheat(address);
+                        }
                         LiveCounters::count(&self.counters.cooling_hits);
                     }
                 }
@@ -429,6 +442,50 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let (free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
         let place = (address, &keys);
         self.bring_marked_leaf((free, mark), Some((parent, slot)), place, probe, work).await
+    }
+
+    /// The value of `key`, whose leaf is at `address`. READs only a window of the leaf if that is
+    /// known to be enough, and if the leaf is not to be admitted (C29).
+    ///
+    /// # Errors
+    /// [`Restart`].
+    pub async fn fetch_value(
+        &self,
+        (parent, slot): (OptimisticRef<'_, L>, usize),
+        address: GlobalAddr,
+        key: &L::Key,
+    ) -> Result<Option<OwnedValue<L>>, Restart> {
+        // A window does not show which leaf it is of. Below a shared node only the leaf's fences
+        // do, because the copy of the node may be old (C29).
+        let (low, high) = (L::low(parent.page), L::high(parent.page));
+        let is_certain = self.cache.owned().of(&low, high.as_ref()) == Ownership::All;
+        let (mut free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
+        let outlines = self.cache.outlines().filter(|_| is_certain);
+        let part = outlines.map(|outlines| outlines.miss(address));
+        if let Some(LeafRead::Window(outline)) = part {
+            let fences = (L::key(&keys.low), keys.high.as_ref().map(L::key));
+            let slots = L::outlined_slots(outline, key, fences);
+            free = self.read_into(free, address, L::slot_words(&slots)).await?;
+            let found = match L::outlined_get(free.page(), outline, &slots, key) {
+                WindowLookup::Found(value) => Some(Some(value)),
+                WindowLookup::Absent => Some(None),
+                WindowLookup::Unknown => None,
+            };
+            if let Some(found) = found {
+                LiveCounters::count(&self.counters.leaf_misses);
+                LiveCounters::count(&self.counters.leaf_windows);
+                drop(mark);
+                self.keep(free);
+                return Ok(found);
+            }
+        }
+        let get = |page: Page<'_, L>| LeafOutcome::Nothing(L::leaf_get(page, key));
+        let (place, below) = ((address, &keys), Some((parent, slot)));
+        let probe = DescentProbe::At(key);
+        match self.bring_marked_leaf((free, mark), below, place, probe, get).await? {
+            LeafOutcome::Nothing(value) | LeafOutcome::Changed { answer: value, .. } => Ok(value),
+            LeafOutcome::Full => Err(Restart::Busy),
+        }
     }
 
     /// Checks a leaf that was READ into a frame, and trims it to the key range of its slot (D7).
@@ -501,7 +558,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         (address, keys): (GlobalAddr, &OwnedRange<OwnedKey<L>>),
         probe: DescentProbe<'_, L::Key>,
     ) -> Result<FreeFrame<'a, L>, Restart> {
-        let free = self.read_into(free, address).await?;
+        let free = self.read_into(free, address, 1..L::page_words()).await?;
         LiveCounters::count(&self.counters.leaf_misses);
         let page = free.page();
         if let Some(frame) = self.cache.cooling.next_to_go(address.to_bits()) {
@@ -535,6 +592,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 false => (1..L::page_words()).into(),
             };
             mark_clean(page);
+            if let Some(outlines) = self.cache.outlines() {
+                // The WRITE may land although this future is dropped.
+                outlines.note(page.address(), None);
+            }
             let written = Box::pin(self.write_leaf(page.address(), page, words)).await;
             if let Err(restart) = written {
                 // The change exists only in this frame, so the leaf stays, dirty.
@@ -549,6 +610,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let admit = match self.cache.admission.leaf(self.fabric().random()) {
             // There are unused frames, so admitting the leaf evicts nothing.
             LeafAdmission::Cold if self.cache.is_filling() => LeafAdmission::Hot,
+            LeafAdmission::Cold if changed.is_none() && !is_full && self.is_outlined(page) => {
+                LeafAdmission::Private
+            }
             admit => admit,
         };
         match (admit, is_full, below) {
@@ -560,6 +624,11 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
                 self.admit_cold(free, mark).await;
             }
             (LeafAdmission::Private, ..) => {
+                if changed.is_some()
+                    && let Some(outlines) = self.cache.outlines()
+                {
+                    outlines.note(page.address(), L::leaf_outline(page)); // C29
+                }
                 drop(mark);
                 self.keep(free);
             }
@@ -570,6 +639,15 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             }
         }
         unwritten
+    }
+
+    /// Notes the outline of a clean leaf that was READ whole because nothing was known of it.
+    /// Returns whether that is enough, so that the leaf need not be admitted.
+    fn is_outlined(&self, page: Page<'_, L>) -> bool {
+        let outlines = self.cache.outlines().filter(|_| is_clean(page));
+        outlines
+            .zip(L::leaf_outline(page))
+            .is_some_and(|(outlines, outline)| outlines.note_unknown(page.address(), outline))
     }
 
     /// Admits a dirty node: it must be hot (C11), with or without a parent.
@@ -701,18 +779,19 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         address: GlobalAddr,
     ) -> Result<(), Restart> {
         let (free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
-        let free = self.read_into(free, address).await?;
+        let free = self.read_into(free, address, 1..L::page_words()).await?;
         LiveCounters::count(&self.counters.leaf_misses);
         self.accept_leaf(&free, (address, &keys))?;
         self.admit_hot(free, mark, (parent, slot)).await;
         Ok(())
     }
 
-    /// READs all words but word 0 of the leaf at `address` into a frame.
+    /// READs these words of the leaf at `address`, word 0 never among them, into a frame.
     async fn read_into<'a>(
         &'a self,
         free: FreeFrame<'a, L>,
         address: GlobalAddr,
+        words: Range<usize>,
     ) -> Result<FreeFrame<'a, L>, Restart> {
         let cache = &*self.cache;
         self.before_landing(address.server()).await?;
@@ -726,11 +805,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         };
         let mut outcome = Err(Restart::Busy);
         for _ in 0..READ_RETRIES {
-            let buffer = cache.arena().buffer(frame, 1..L::page_words());
+            let buffer = cache.arena().buffer(frame, words.clone());
             let posted_ns = self.timed();
-            match self.fabric().read(address.plus(8), buffer).await {
+            match self.fabric().read(address.plus(8 * words.start as u64), buffer).await {
                 Ok(_) => {
-                    self.record(posted_ns);
+                    // The average is that of nodes.
+                    if words.len() + 1 == L::page_words() {
+                        self.record(posted_ns);
+                    }
                     landing.has_ended();
                     return Ok(cache.free_frame(frame));
                 }

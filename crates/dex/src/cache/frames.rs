@@ -12,8 +12,8 @@
 
 use super::{
     AdmissionPolicy, CacheOptions, CacheTurns, Cooling, CurrentOwnedRange, DirtyAges, FrameArena,
-    FrameId, FrameState, MappedNode, MappingTable, OffloadName, RemoteIoMark, Swip, VictimPolicy,
-    is_clean,
+    FrameId, FrameState, LeafOutlines, MappedNode, MappingTable, OffloadName, RemoteIoMark, Swip,
+    VictimPolicy, is_clean,
 };
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
@@ -43,6 +43,8 @@ pub struct FrameCache<L: Layout> {
     ages: DirtyAges,
     /// Turns for operations that have lost their frames too often (C23).
     turns: CacheTurns,
+    /// What is known of leaves that are only in the pool, if lookups READ parts of them.
+    outlines: Option<LeafOutlines>,
     /// Which memory servers can be reached.
     detector: FailureDetector,
     options: CacheOptions,
@@ -165,7 +167,7 @@ impl<L: Layout> FrameCache<L> {
         options: &CacheOptions,
         owned: OwnedRange<OwnedKey<L>>,
     ) -> Result<Self, RegionError> {
-        let frames = options.frames(L::page_words() * 8);
+        let frames = options.frames::<L>();
         Ok(Self {
             arena: FrameArena::new(frames)?,
             mapping: MappingTable::new(frames as usize),
@@ -177,6 +179,7 @@ impl<L: Layout> FrameCache<L> {
             owned: CurrentOwnedRange::new(owned),
             ages: DirtyAges::new(options.write_back_ns, frames),
             turns: CacheTurns::new(frames),
+            outlines: options.new_outlines::<L>(frames)?,
             detector: FailureDetector::default(),
             options: *options,
         })
@@ -212,6 +215,24 @@ impl<L: Layout> FrameCache<L> {
     /// Turns for operations that have lost their frames too often (C23).
     pub(crate) fn turns(&self) -> &CacheTurns {
         &self.turns
+    }
+
+    /// What is known of leaves that are only in the pool, if lookups READ parts of them.
+    #[inline]
+    pub(crate) fn outlines(&self) -> Option<&LeafOutlines> {
+        self.outlines.as_ref()
+    }
+
+    /// Changes the keys whose leaves may be cached here. When this server gains keys, it first
+    /// forgets what it knew of leaves (C30).
+    pub(crate) fn set_owned(&self, range: OwnedRange<OwnedKey<L>>) {
+        let gains = !self.owned.range().covers(&range.low, range.high.as_ref());
+        if let Some(outlines) = &self.outlines
+            && gains
+        {
+            outlines.clear();
+        }
+        self.owned.set(range);
     }
 
     /// The memory servers that this cache considers reachable.
@@ -751,13 +772,20 @@ impl<L: Layout> FrameCache<L> {
     }
 
     /// Evicts the node in a frame that the caller has taken out of the cooling structure (C8).
-    /// `None` while another thread has it latched.
-    pub fn evict(&self, frame: FrameId) -> Option<FreeFrame<'_, L>> {
+    /// `None` while another thread has it latched. Notes the outline of a leaf, unless a planted
+    /// bug `keeps_outline`.
+    pub fn evict(&self, frame: FrameId, keeps_outline: bool) -> Option<FreeFrame<'_, L>> {
         let node = self.seen(frame)?;
         let guard = node.lock()?;
         debug_assert_eq!(self.arena.state(frame), FrameState::Cooling);
         debug_assert!(is_clean(node.page), "C11");
-        Some(self.discard(frame, guard))
+        if let Some(outlines) = &self.outlines
+            && node.page.level() == 0
+            && !keeps_outline
+        {
+            outlines.note(node.page.address(), L::leaf_outline(node.page));
+        }
+        Some(self.remove(frame, guard))
     }
 
     /// Removes every node but the root, and turns the root's child words back into addresses. Call
@@ -766,6 +794,9 @@ impl<L: Layout> FrameCache<L> {
     pub(crate) fn clear(&self) -> bool {
         if !self.unwritten_frames().is_empty() {
             return false;
+        }
+        if let Some(outlines) = &self.outlines {
+            outlines.clear();
         }
         while self.cooling.pop(0).is_some() {}
         for number in 0..self.touched() as u32 {
@@ -828,6 +859,14 @@ impl<L: Layout> FrameCache<L> {
     /// Removes a latched node from the cache, whatever its state. Its frame becomes free and stays
     /// locked.
     pub fn discard(&self, frame: FrameId, guard: ExclusiveLatch<'_>) -> FreeFrame<'_, L> {
+        if let Some(outlines) = &self.outlines {
+            outlines.note(self.arena.page(frame).address(), None);
+        }
+        self.remove(frame, guard)
+    }
+
+    /// As [`FrameCache::discard`], when what is known of the leaf has been noted (C29).
+    fn remove(&self, frame: FrameId, guard: ExclusiveLatch<'_>) -> FreeFrame<'_, L> {
         let mapped = self.mapping.remove(self.arena.page(frame).address().to_bits(), frame);
         debug_assert!(mapped, "C5");
         self.arena.set_state(frame, FrameState::Free);

@@ -17,6 +17,7 @@ mod frame;
 mod frames;
 mod mapping;
 mod options;
+mod outlines;
 mod owned;
 mod policy;
 mod restart;
@@ -40,6 +41,7 @@ pub use mapping::{MappedNode, MappingTable, RemoteIoMark};
 pub use options::{
     AdmissionName, CacheOptions, CoolingName, OffloadName, VictimName, WriteBackName,
 };
+pub use outlines::{LeafOutlines, LeafRead};
 pub use owned::CurrentOwnedRange;
 pub use policy::{
     AdmissionPolicy, ClockVictims, FixedAdmission, LeafAdmission, ProbabilisticAdmission,

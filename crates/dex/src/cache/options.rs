@@ -3,11 +3,14 @@
 use super::mapping::MAX_FRAMES;
 use super::{
     AdmissionPolicy, ClockVictims, Cooling, CoolingMap, CoolingQueue, FixedAdmission,
-    LeafAdmission, ProbabilisticAdmission, RandomVictims, UnusedVictims, VictimPolicy,
+    LeafAdmission, LeafOutlines, ProbabilisticAdmission, RandomVictims, UnusedVictims,
+    VictimPolicy,
 };
+use farleaf_fabric::RegionError;
 use farleaf_index::{
     AcknowledgeName, DEFAULT_CACHE_BYTES, UnknownName, design_options, named, named_option,
 };
+use farleaf_page::Layout;
 use std::fmt;
 use std::str::FromStr;
 
@@ -126,8 +129,8 @@ design_options! {
     /// The options for the cache of one compute server.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub struct CacheOptions {
-        /// Size of all frames of the cache in bytes. It has at least [`CacheOptions::MIN_FRAMES`]
-        /// frames.
+        /// Size of the cache in bytes: of all frames, and of the outlines of leaves, if there are
+        /// any. It has at least [`CacheOptions::MIN_FRAMES`] frames.
         pub bytes as "cache_bytes": u64 = DEFAULT_CACHE_BYTES;
         /// Share of the frames that cool, in percent. The paper uses 10.
         pub cooling_percent: u32 = 10, in 1..=90;
@@ -151,6 +154,13 @@ design_options! {
         pub write_back_ns: u64 = 0;
         /// When changes are answered: when they are in the cache, or when they are in the pool.
         pub acknowledge: AcknowledgeName = AcknowledgeName::default();
+        /// Share of the cache, in percent, for outlines of leaves, taken at once: with them a
+        /// lookup READs only the records that can have its key. No effect on byte strings, or with
+        /// `admission=never`.
+        pub outlines_percent: u32 = 0, in 0..=50;
+        /// A leaf that is missed again within so many misses, in percent of the frames, or within
+        /// up to twice as many, is READ whole and admitted.
+        pub outlines_soon_percent: u32 = 25, in 1..=1_000;
         /// Maximum number of leaves that a scan READs together, if it needs that many and enough
         /// frames are free. With 1 it READs them one after the other.
         pub scan_ahead: u32 = 16, in 1..=1_024;
@@ -162,9 +172,16 @@ impl CacheOptions {
     /// would not fit.
     pub const MIN_FRAMES: u32 = 24;
 
-    /// Number of frames for pages of `page_bytes` bytes.
-    pub fn frames(&self, page_bytes: usize) -> u32 {
-        let frames = self.bytes / page_bytes as u64;
+    /// Bytes for what is known of leaves that are not in the cache.
+    fn outlines_bytes<L: Layout>(&self) -> u64 {
+        let looks_up_parts = L::OUTLINES && self.admission != AdmissionName::Never;
+        let percent = if looks_up_parts { self.outlines_percent } else { 0 };
+        self.bytes / 100 * u64::from(percent)
+    }
+
+    /// Number of frames.
+    pub fn frames<L: Layout>(&self) -> u32 {
+        let frames = (self.bytes - self.outlines_bytes::<L>()) / (L::page_words() as u64 * 8);
         (frames.min(u64::from(MAX_FRAMES)) as u32).max(Self::MIN_FRAMES)
     }
 
@@ -172,6 +189,21 @@ impl CacheOptions {
     /// takes one frame.
     pub(crate) fn leaves_together(&self, frames: u32) -> u32 {
         self.scan_ahead.min(frames / FRAMES_PER_LEAF_AHEAD).max(1)
+    }
+
+    pub(super) fn new_outlines<L: Layout>(
+        &self,
+        frames: u32,
+    ) -> Result<Option<LeafOutlines>, RegionError> {
+        let soon = u64::from(frames) * u64::from(self.outlines_soon_percent) / 100;
+        let bytes = self.outlines_bytes::<L>();
+        // Without room, an error instead of the end of the program.
+        let room = Vec::<u8>::new().try_reserve_exact(bytes as usize);
+        room.map_err(|_| RegionError::Map {
+            bytes: bytes as usize,
+            source: std::io::ErrorKind::OutOfMemory.into(),
+        })?;
+        Ok((bytes > 0).then(|| LeafOutlines::new(bytes, soon)))
     }
 
     pub(super) fn new_admission(&self) -> Box<dyn AdmissionPolicy> {
