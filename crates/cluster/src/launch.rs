@@ -730,3 +730,21 @@ pub fn run(
     }
     result.map(|()| launcher.is_well)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SIGTERM met a server that had only begun, and counted as its crash.
+    #[test]
+    fn who_is_asked_to_end_has_not_died() {
+        for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+            assert!(was_asked(ExitStatus::from_raw(signal.as_raw())), "{signal:?}");
+        }
+        assert!(was_asked(ExitStatus::from_raw(0)));
+        for signal in [Signal::KILL, Signal::ABORT, Signal::SEGV] {
+            assert!(!was_asked(ExitStatus::from_raw(signal.as_raw())), "{signal:?}");
+        }
+        assert!(!was_asked(ExitStatus::from_raw(1 << 8)), "exit code 1");
+    }
+}

@@ -58,7 +58,7 @@ pub use layout::{
 pub use limits::LengthError;
 pub use lock_word::LockWord;
 pub use named::NamedLayout;
-pub use outline::{LeafOutline, WINDOW_RECORDS, WindowLookup};
+pub use outline::{LeafOutline, WindowLookup};
 pub use radix::{
     LEAF_CHECK_WORD, LEAF_REVERSE_WORD, LEAF_SPACE, LEAF_VALUE_WORD, MAX_RADIX_SERVERS, NODE_SPACE,
     PathMatch, STRING_CHECK_WORD, SlotSearch, just_after, just_before,

@@ -5,7 +5,7 @@
 //! [0:9][records:6][where window 7 begins:7] … [where window 1 begins:7]
 //! ```
 //!
-//! A *window* is [`WINDOW_RECORDS`] records that lie side by side in a leaf without a deleted
+//! A *window* is eight records that lie side by side in a leaf without a deleted
 //! record. Where a window begins is told in 128ths of the way from the leaf's low fence to its high
 //! fence, so that seven windows fit into a word beside the number of records.
 //!
@@ -20,7 +20,7 @@
 use std::ops::Range;
 
 /// Number of records of a window: 128 bytes.
-pub const WINDOW_RECORDS: usize = 8;
+const WINDOW_RECORDS: usize = 8;
 /// Maximum number of windows of a leaf.
 const MAX_WINDOWS: usize = 8;
 /// Bits of a separator.

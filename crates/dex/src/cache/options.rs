@@ -198,11 +198,10 @@ impl CacheOptions {
         let soon = u64::from(frames) * u64::from(self.outlines_soon_percent) / 100;
         let bytes = self.outlines_bytes::<L>();
         // Without room, an error instead of the end of the program.
-        let room = Vec::<u8>::new().try_reserve_exact(bytes as usize);
-        room.map_err(|_| RegionError::Map {
-            bytes: bytes as usize,
-            source: std::io::ErrorKind::OutOfMemory.into(),
-        })?;
+        if Vec::<u8>::new().try_reserve_exact(bytes as usize).is_err() {
+            let source = std::io::ErrorKind::OutOfMemory.into();
+            return Err(RegionError::Map { bytes: bytes as usize, source });
+        }
         Ok((bytes > 0).then(|| LeafOutlines::new(bytes, soon)))
     }
 
@@ -235,6 +234,7 @@ impl CacheOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farleaf_page::Fixed8;
     use std::fmt::{Debug, Display};
 
     fn named<T: Copy + Debug + Display + PartialEq + FromStr<Err = UnknownName>>(
@@ -248,6 +248,16 @@ mod tests {
             let error = unknown.parse::<T>().unwrap_err().to_string();
             assert!(error.starts_with("expected ") && error.contains(values[0].0), "{error}");
         }
+    }
+
+    /// The program ended with a backtrace.
+    #[test]
+    fn outlines_that_do_not_fit_into_memory_are_an_error() {
+        let bytes = u64::MAX;
+        let options = CacheOptions { bytes, outlines_percent: 50, ..CacheOptions::default() };
+        assert!(matches!(options.new_outlines::<Fixed8>(24), Err(RegionError::Map { .. })));
+        let none = CacheOptions { bytes, ..CacheOptions::default() };
+        assert!(none.new_outlines::<Fixed8>(24).unwrap().is_none());
     }
 
     #[test]
