@@ -263,6 +263,9 @@ pub struct CacheReport {
     /// Leaf misses for which only a window of the leaf was read, per operation.
     #[serde(default)]
     pub leaf_windows: f64,
+    /// Lookups answered by a copy of a hot record, per operation.
+    #[serde(default)]
+    pub record_hits: f64,
     /// Inner nodes read from a memory server, per operation.
     pub inner_misses: f64,
     /// Cooling nodes that became hot again, per operation.
@@ -344,6 +347,7 @@ impl Report {
             cooling_hits: per_operation(cache.cooling_hits),
             leaf_misses: per_operation(cache.leaf_misses),
             leaf_windows: per_operation(cache.leaf_windows),
+            record_hits: per_operation(cache.record_hits),
             inner_misses: per_operation(cache.inner_misses),
             reheats: per_operation(cache.reheats),
             evictions: per_operation(cache.evictions),

@@ -4,7 +4,7 @@
 
 use super::DexIndex;
 use super::descend::{LeafLocation, OffloadOffer};
-use crate::cache::{Restart, UnwrittenChange};
+use crate::cache::{Restart, UnwrittenChange, end_record_change};
 use farleaf_fabric::{Fabric, Work};
 use farleaf_index::LiveCounters;
 use farleaf_page::{
@@ -39,8 +39,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         {
             return Ok(found);
         }
+        let cache = self.client.cache();
+        if cache.records().is_some() {
+            self.charge(Work::VisitNode).await;
+            if let Some(found) = self.client.hot_value(key) {
+                return Ok(Some(found));
+            }
+        }
         let read = |page: Page<'_, L>| L::leaf_get(page, key);
-        if !self.offload.is_on() && self.client.cache().outlines().is_none() {
+        if !self.offload.is_on() && !cache.reads_parts() {
             return self.read_leaf(DescentProbe::At(key), read).await;
         }
         let (answer, _) = self.run(LeafEdit { key, action: EditAction::Get }).await?;
@@ -58,7 +65,9 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         if !edit.changes() {
             return Ok(EditAnswer::from_lookup(self.get(edit.key).await?));
         }
+        let record = self.client.begin_record_change(edit.key);
         let (answer, sparse) = self.run(edit).await?;
+        end_record_change::<L>(record, &edit, &answer);
         if sparse {
             self.merge_sparse(edit.key).await;
         }
@@ -175,11 +184,10 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 Ok(answer)
             }
             LeafLocation::Elsewhere { parent, slot, address }
-                if !edit.changes() && self.client.cache().outlines().is_some() =>
+                if self.client.cache().reads_parts() =>
             {
-                let found = self.client.fetch_value((parent, slot), address, edit.key);
-                let answer = EditAnswer::from_lookup(Box::pin(found).await?);
-                Ok((LeafOutcome::Nothing(answer), None))
+                let outcome = self.client.run_in_pool((parent, slot), address, edit);
+                Ok((Box::pin(outcome).await?, None))
             }
             LeafLocation::Elsewhere { parent, slot, address } => {
                 let work = |page: Page<'_, L>| edit.apply(page);

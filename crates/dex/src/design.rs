@@ -17,6 +17,8 @@ pub struct Dex;
 
 /// Fill of the inner nodes in a new, empty index.
 const EMPTY_FILL: f64 = 0.7;
+/// The largest share of a cache, in percent, that is not for frames.
+const MAX_TABLES_PERCENT: u32 = 90;
 
 impl Partitioned for Dex {
     const NAME: &'static str = "dex";
@@ -61,6 +63,11 @@ impl Partitioned for Dex {
         range: OwnedRange<OwnedKey<L>>,
         memory: Arc<MemoryUse>,
     ) -> Result<DexServer<L>, IndexError> {
+        if options.outlines_percent + options.records_percent > MAX_TABLES_PERCENT {
+            return Err(IndexError::InvalidArgument(
+                "dex.outlines_percent and dex.records_percent are at most 90 together",
+            ));
+        }
         let what = "cannot allocate memory for a cache of this size";
         let server = DexServer::new(options, range, memory);
         server.map_err(|_| IndexError::InvalidArgument(what))

@@ -14,13 +14,16 @@
 use super::DexIndex;
 use super::change::answer_of;
 use super::descend::{ChildTarget, LeafLocation};
-use crate::cache::{OptimisticRef, Restart, Swip, UnwrittenChange};
+use crate::cache::{
+    OptimisticRef, RecordChange, Restart, Swip, UnwrittenChange, end_record_change,
+};
 use farleaf_fabric::{Fabric, GlobalAddr, Work, prefetch};
 use farleaf_index::together::{all, join};
 use farleaf_page::rules;
 use farleaf_page::{DescentProbe, EditAnswer, Layout, LeafEdit, OwnedValue};
 use farleaf_pool::remote::RemoteError;
 use smallvec::SmallVec;
+use std::cell::RefCell;
 
 /// Maximum number of operations that descend together. With half as many, cache misses overlap just
 /// as well, but fewer READs do.
@@ -53,6 +56,8 @@ struct UnwrittenAnswer<L: Layout> {
     change: UnwrittenChange,
 }
 
+/// An answer, whether its leaf is now sparse, and what the answer waits for.
+type GroupAnswer<L> = (EditAnswer<OwnedValue<L>>, bool, Option<UnwrittenChange>);
 type EditGroup<'a, L> = SmallVec<[EditProgress<'a, L>; GROUP]>;
 type GroupEdit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
 
@@ -66,7 +71,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         done: impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
     ) {
         for (number, edits) in edits.chunks(GROUP).enumerate() {
-            let done = |place, outcome| done(number * GROUP + place, outcome);
+            let records = RefCell::new(self.begin_record_changes(edits));
+            let done = |place: usize, outcome: Result<EditAnswer<_>, RemoteError>| {
+                if let Ok(answer) = &outcome
+                    && let Some(record) = records.borrow_mut().get_mut(place)
+                {
+                    end_record_change::<L>(record.take(), &edits[place], answer);
+                }
+                done(number * GROUP + place, outcome);
+            };
             if edits.iter().any(LeafEdit::changes) {
                 self.before_change().await;
             }
@@ -77,11 +90,49 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             let at_root = || root.map_or(EditProgress::Alone, EditProgress::At);
             let mut group: EditGroup<'_, L> = edits.iter().map(|_| at_root()).collect();
             let mut waiting = Vec::new();
+            self.use_hot_records(edits, &mut group, &done).await;
             if let Some(root) = root {
                 self.descend_together(root.page.level(), edits, &mut group).await;
                 waiting = self.use_hot_leaves(edits, &mut group, &done).await;
             }
             self.finish_others(edits, &mut group, waiting, &done).await;
+        }
+    }
+
+    /// Begins the changes of hot records, if there are any (C31).
+    fn begin_record_changes(
+        &self,
+        edits: &[GroupEdit<'_, L>],
+    ) -> SmallVec<[Option<RecordChange<'_>>; GROUP]> {
+        if self.client.cache().records().is_none() {
+            return SmallVec::new();
+        }
+        edits.iter().for_each(|edit| self.client.prefetch_hot_value(edit.key));
+        let begin = |edit: &GroupEdit<'_, L>| {
+            edit.changes().then(|| self.client.begin_record_change(edit.key)).flatten()
+        };
+        edits.iter().map(begin).collect()
+    }
+
+    /// Answers the lookups of hot records.
+    async fn use_hot_records(
+        &self,
+        edits: &[GroupEdit<'_, L>],
+        group: &mut EditGroup<'_, L>,
+        done: &impl Fn(usize, Result<EditAnswer<OwnedValue<L>>, RemoteError>),
+    ) {
+        if self.client.cache().records().is_none() {
+            return;
+        }
+        for (place, (progress, edit)) in group.iter_mut().zip(edits).enumerate() {
+            if edit.changes() {
+                continue;
+            }
+            self.charge(Work::VisitNode).await;
+            if let Some(found) = self.client.hot_value(edit.key) {
+                done(place, Ok(EditAnswer::from_lookup(Some(found))));
+                *progress = EditProgress::Done;
+            }
         }
     }
 
@@ -174,14 +225,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 // A merge or a WRITE waits for memory servers; the operations after this one need
                 // not wait too.
                 *progress = match self.answer_at(LeafLocation::Hot(leaf), edit).await {
-                    Some((answer, sparse, unwritten)) => {
+                    Ok(Some((answer, sparse, unwritten))) => {
                         match unwritten {
                             Some(change) => waiting.push(UnwrittenAnswer { place, answer, change }),
                             None => done(place, Ok(answer)),
                         }
                         if sparse { EditProgress::Sparse } else { EditProgress::Done }
                     }
-                    None => EditProgress::Alone,
+                    Ok(None) => EditProgress::Alone,
+                    Err(error) => {
+                        done(place, Err(error));
+                        EditProgress::Done
+                    }
                 };
             }
         }
@@ -212,11 +267,18 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 _ => (None, None),
             };
             Some(async move {
-                if let Some(leaf) = leaf
-                    && let Some((answer, sparse, _)) = self.answer_at(leaf, edit).await
-                {
-                    done(place, Ok(answer));
-                    ended = Some(sparse);
+                if let Some(leaf) = leaf {
+                    match self.answer_at(leaf, edit).await {
+                        Ok(Some((answer, sparse, _))) => {
+                            done(place, Ok(answer));
+                            ended = Some(sparse);
+                        }
+                        Ok(None) => {}
+                        Err(error) => {
+                            done(place, Err(error));
+                            ended = Some(false);
+                        }
+                    }
                 }
                 match ended {
                     Some(true) => Box::pin(self.merge_sparse(edit.key)).await,
@@ -261,12 +323,20 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
     /// Executes an operation at the leaf where its descent ended. Returns its answer, whether the
     /// leaf is now sparse, and what the answer waits for; `None` if the operation must be retried,
     /// and then nothing has happened.
+    ///
+    /// # Errors
+    /// [`RemoteError::Indeterminate`]: the change may have happened. Doing it again could report
+    /// that an exchange failed that had succeeded, or undo a later change of another client.
     #[inline]
     async fn answer_at(
         &self,
         leaf: LeafLocation<'_, L>,
         edit: &GroupEdit<'_, L>,
-    ) -> Option<(EditAnswer<OwnedValue<L>>, bool, Option<UnwrittenChange>)> {
-        answer_of::<L>(self.run_at(leaf, DescentProbe::At(edit.key), *edit).await.ok()?)
+    ) -> Result<Option<GroupAnswer<L>>, RemoteError> {
+        match self.run_at(leaf, DescentProbe::At(edit.key), *edit).await {
+            Ok(outcome) => Ok(answer_of::<L>(outcome)),
+            Err(Restart::Failed(error @ RemoteError::Indeterminate(_))) => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 }

@@ -220,6 +220,15 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
                 self.fabric().sleep(0).await;
             }
         }
+        if let Some(records) = self.client.cache().records()
+            && !self.fabric().breaks(rules::RECORDS_FORGOTTEN)
+        {
+            // C32. A lookup of a key that this server does not own puts no record in.
+            for part in records.parts() {
+                records.clear_part(part);
+                self.fabric().sleep(0).await;
+            }
+        }
         let (held, dropped) = (self.server.range(), RefCell::default());
         if !self.fabric().breaks(rules::OLD_COPIES_DROPPED) {
             self.sweep(|frame| self.renew(frame, (&held, grown), &dropped)).await?;

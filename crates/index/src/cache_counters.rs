@@ -41,6 +41,8 @@ counters! {
     leaf_hits,
     /// Leaf hits on cooling leaves.
     cooling_hits,
+    /// Lookups that a copy of a hot record has answered.
+    record_hits,
     /// Leaves that an operation needed and READ from a memory server.
     leaf_misses,
     /// Leaf misses for which a window of the leaf was READ.
@@ -91,9 +93,10 @@ impl LiveCounters {
 }
 
 impl CacheCounters {
-    /// Fraction of the needed leaves that were found in the cache. 0 if no leaf was needed.
+    /// Fraction of the needed leaves and records that were found in the cache. 0 if there were none.
     pub fn hit_ratio(&self) -> f64 {
-        let all = self.leaf_hits + self.leaf_misses;
-        if all == 0 { 0.0 } else { self.leaf_hits as f64 / all as f64 }
+        let hits = self.leaf_hits + self.record_hits;
+        let all = hits + self.leaf_misses;
+        if all == 0 { 0.0 } else { hits as f64 / all as f64 }
     }
 }

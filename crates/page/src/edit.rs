@@ -193,6 +193,44 @@ impl<K: ?Sized + ToOwned, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &V> {
     }
 }
 
+/// What an edit does to a leaf of which only the record of its key is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordEdit<V, O> {
+    /// It changes nothing, and this is its answer.
+    Nothing(EditAnswer<O>),
+    /// It gives the key, which is present, this value.
+    NewValue(V),
+    /// It adds or removes a record.
+    NeedsLeaf,
+}
+
+impl<'a, K: ?Sized, V: ?Sized + Eq + ToOwned> LeafEdit<&K, &'a V> {
+    /// What the edit does to a leaf that has `held` for its key.
+    pub fn at_record<L: Layout<Key = K, Value = V>>(
+        &self,
+        held: Option<OwnedValue<L>>,
+    ) -> RecordEdit<&'a V, OwnedValue<L>> {
+        let unchanged = RecordEdit::Nothing(EditAnswer::from_change(false));
+        match (self.action, held) {
+            (EditAction::Get, held) => RecordEdit::Nothing(EditAnswer::from_lookup(held)),
+            (EditAction::CompareExchange(expected, new), Some(held)) => {
+                match L::value(&held) == expected {
+                    true => RecordEdit::NewValue(new),
+                    false => RecordEdit::Nothing(EditAnswer { applied: false, found: Some(held) }),
+                }
+            }
+            (EditAction::Update(new) | EditAction::Upsert(new), Some(_)) => {
+                RecordEdit::NewValue(new)
+            }
+            (EditAction::Insert(_), Some(_))
+            | (EditAction::Update(_) | EditAction::Remove, None)
+            | (EditAction::CompareExchange(..), None) => unchanged,
+            (EditAction::Insert(_) | EditAction::Upsert(_), None)
+            | (EditAction::Remove, Some(_)) => RecordEdit::NeedsLeaf,
+        }
+    }
+}
+
 impl<V: Copy> EditAction<V> {
     /// The value that the key has after the action, if it is done. `None` if it never needs room.
     pub fn new_value(&self) -> Option<V> {

@@ -206,6 +206,7 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
 
     const HAS_HEAP: bool = false;
     const OUTLINES: bool = true;
+    const WORD_RECORDS: bool = true;
     const FORMAT: u8 = 1;
 
     /// Unused: entries go into the page at once.
@@ -337,6 +338,17 @@ impl<const WORDS: usize> Layout for Fixed8<WORDS> {
     ) -> WindowLookup<u64> {
         let record = |slot| (Self::record_key(page, slot), Self::record_value(page, slot));
         outline.look(slots, record, *key)
+    }
+
+    fn window_value_word(
+        page: FixedPage<'_, WORDS>,
+        slots: &Range<usize>,
+        key: &u64,
+    ) -> Option<usize> {
+        let mut slots = slots.clone();
+        slots
+            .find(|slot| Self::record_key(page, *slot) == *key)
+            .map(|slot| HEADER_WORDS + 2 * slot + 1)
     }
 
     fn leaf_collect(

@@ -247,6 +247,10 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
     /// ([`Layout::leaf_outline`]).
     const OUTLINES: bool = false;
 
+    /// Whether a record is two words: [`Layout::hash`] takes no two keys to the same word, and a
+    /// value is the word of [`Layout::address_of_value`].
+    const WORD_RECORDS: bool = false;
+
     /// Size of a page in words, including the header.
     fn page_words() -> usize;
     /// Maximum number of entries of a page.
@@ -356,6 +360,16 @@ pub trait Layout: Copy + Debug + Send + Sync + 'static {
         _key: &Self::Key,
     ) -> WindowLookup<OwnedValue<Self>> {
         WindowLookup::Unknown
+    }
+    /// Leaf: the word of the value of `key`, which is one word, in a page of which only the records
+    /// at `slots` are there. `None` if they do not have the key, or if a value is more than a word.
+    #[inline]
+    fn window_value_word(
+        _page: Page<'_, Self>,
+        _slots: &Range<usize>,
+        _key: &Self::Key,
+    ) -> Option<usize> {
+        None
     }
     /// Leaf: appends the wanted records to `out` in the wanted order. Returns how many.
     fn leaf_collect(

@@ -44,7 +44,7 @@ pub use bytes::Bytes;
 pub use carve::NodeCarver;
 pub use checksum::sum_of;
 pub use chosen::{CHOSEN, with_page_words};
-pub use edit::{EditAction, EditAnswer, LeafEdit, LeafOutcome};
+pub use edit::{EditAction, EditAnswer, LeafEdit, LeafOutcome, RecordEdit};
 pub use encoded::Encoded;
 pub use entries8::Entries8;
 pub use filling::{CarriedEntry, NextPage, fill_end};

@@ -139,6 +139,11 @@ rules! {
     NONE_DETACHED: "offloads_above_orphans", "C18", "Nothing is offloaded while a hot node has no parent in its header.";
     OUTLINES_RENEWED: "keeps_old_outlines", "C29", "When a leaf leaves its frame, its outline is noted or forgotten.";
     OUTLINES_FORGOTTEN: "keeps_outlines_of_lost_leaves", "C30", "A compute server that gains keys first forgets all outlines of leaves.";
+    VALUE_WRITES_MARKED: "forgets_value_writes", "C33", "A leaf stays marked until no WRITE of a value in it can land.";
+    RECORDS_REMOVED: "keeps_changed_records", "C31", "A change first removes the hot record of its key.";
+    RECORDS_UNCHANGED: "puts_old_records", "C31", "A record that was READ becomes a hot record only if no change of its bucket has begun since before the READ.";
+    RECORDS_OWNED: "answers_by_lost_records", "C32", "A hot record counts only while its key is owned.";
+    RECORDS_FORGOTTEN: "keeps_lost_records", "C32", "A compute server that gains keys first forgets all hot records.";
     MARKS_AWAITED: "leaves_in_haste", "C20", "Keys are given up only while none of their leaves is being fetched.";
     TURNS_TAKEN: "takes_no_turns", "C23", "An operation that has restarted too often in a small cache waits for its turn.";
     NODES_IN_DOUBT_LOST: "reuses_nodes_in_doubt", "C15", "A node is not reused while a WRITE may still land on it.";

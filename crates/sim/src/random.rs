@@ -131,7 +131,7 @@ pub fn random_scenario(kind: ScenarioKind, seed: u64) -> Scenario {
     if is_dex && dice.one_in(4) {
         acknowledge_written(&mut scenario);
     }
-    read_windows(&mut dice, &mut scenario);
+    read_parts(&mut dice, &mut scenario);
     scenario
 }
 
@@ -195,16 +195,21 @@ fn processes(dice: &mut ScenarioRandom, scenario: &mut Scenario) {
         takeover: dice.one_in(2).then_some(takeover),
     });
     allowed_errors.extend([ErrorKind::Indeterminate, ErrorKind::Contended]);
-    read_windows(dice, scenario);
+    read_parts(dice, scenario);
 }
 
-/// Lets lookups of half of the scenarios of DEX READ windows of leaves.
-fn read_windows(dice: &mut ScenarioRandom, scenario: &mut Scenario) {
+/// Lets lookups of half of the scenarios of DEX READ windows of leaves, and half use hot records.
+fn read_parts(dice: &mut ScenarioRandom, scenario: &mut Scenario) {
     if let DesignSpec::Dex { tree, .. } = &mut scenario.design
         && dice.one_in(2)
     {
         tree.cache.outlines_percent = dice.of(&[5, 20, 50]);
         tree.cache.outlines_soon_percent = dice.of(&[1, 10, 100]);
+    }
+    if let DesignSpec::Dex { tree, .. } = &mut scenario.design
+        && dice.one_in(2)
+    {
+        tree.cache.records_percent = dice.of(&[5, 20, 40]);
     }
 }
 

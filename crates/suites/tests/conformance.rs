@@ -112,6 +112,7 @@ on_every_provider!(sherman);
 on_every_provider!(smart);
 on_every_provider!(dex);
 on_every_provider!(dex_windows);
+on_every_provider!(dex_records);
 on_every_provider!(dex_written);
 on_every_provider!(dlsm_written);
 on_every_provider!(dlsm);
@@ -246,6 +247,25 @@ fn dex_windows(provider: &AnyConfig) {
     let cache = CacheOptions {
         bytes: 8 << 10,
         outlines_percent: 50,
+        outlines_soon_percent: 1,
+        ..CacheOptions::default()
+    };
+    let options = DexOptions {
+        chunk_nodes_log2: 4,
+        placement_level: 1,
+        ..DexOptions::with_boundaries(vec![u64::MAX / 2], cache)
+    };
+    let setup = SuiteSetup { provider, options, memory_servers: 3, server };
+    conformance::run::<Tiny, Dex, _>(&setup);
+}
+
+/// Copies of hot records answer lookups; 32 frames.
+fn dex_records(provider: &AnyConfig) {
+    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
+    let cache = CacheOptions {
+        bytes: 8 << 10,
+        records_percent: 40,
+        outlines_percent: 10,
         outlines_soon_percent: 1,
         ..CacheOptions::default()
     };

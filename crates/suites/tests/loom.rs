@@ -8,7 +8,7 @@ mod memtable;
 
 use farleaf_dex::cache::{
     CacheOptions, CoolOutcome, CoolingBucket, FrameArena, FrameCache, FrameId, FrameState,
-    LeafOutlines, MappedNode, MappingTable, Swip,
+    HotRecords, LeafOutlines, MappedNode, MappingTable, Swip,
 };
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -233,6 +233,89 @@ fn an_outline_is_that_of_the_leaf() {
                 assert_eq!(found.records(), number as usize);
             }
         }
+    });
+}
+
+/// inv. C31: a lookup that finds a hot record finds the value that the leaf has, while a change and
+/// a lookup that READs are under way. The leaf is one word here.
+#[test]
+fn a_hot_record_is_that_of_its_leaf() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        const KEY: u64 = 9;
+        let records = Arc::new(HotRecords::new(1));
+        let leaf = words::<1>();
+        leaf[0].store(1, Ordering::Release);
+        records.put(records.ticket(KEY, false).unwrap(), KEY, 1);
+        let (theirs, words) = (Arc::clone(&records), Arc::clone(&leaf));
+        let writer = thread::spawn(move || {
+            let change = theirs.begin_change(KEY, false);
+            words[0].store(2, Ordering::Release);
+            change.end(Some(2));
+        });
+        let (theirs, words) = (Arc::clone(&records), Arc::clone(&leaf));
+        let reader = thread::spawn(move || {
+            if let Some(ticket) = theirs.ticket(KEY, false) {
+                theirs.put(ticket, KEY, words[0].load(Ordering::Acquire));
+            }
+        });
+        let before = leaf[0].load(Ordering::Acquire);
+        if let Some(found) = records.look(KEY) {
+            assert!(found >= before, "an old record after a new leaf");
+        }
+        writer.join().unwrap();
+        reader.join().unwrap();
+        assert!(records.look(KEY).is_none_or(|found| found == 2));
+        assert!(records.ticket(KEY, false).is_some(), "no change is in progress");
+    });
+}
+
+/// inv. C31: of two changes that overlap, neither puts back what the leaf no longer has.
+#[test]
+fn overlapping_changes_keep_no_old_record() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        const KEY: u64 = 9;
+        let records = Arc::new(HotRecords::new(1));
+        let leaf = words::<1>();
+        records.put(records.ticket(KEY, false).unwrap(), KEY, 0);
+        let threads = [1, 2].map(|value| {
+            let (records, leaf) = (Arc::clone(&records), Arc::clone(&leaf));
+            thread::spawn(move || {
+                let change = records.begin_change(KEY, false);
+                leaf[0].store(value, Ordering::Release);
+                change.end(Some(value));
+            })
+        });
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let held = leaf[0].load(Ordering::Acquire);
+        assert!(records.look(KEY).is_none_or(|found| found == held));
+    });
+}
+
+/// inv. C32: after the table was cleared, it keeps nothing that was read before, while a change
+/// ends and a lookup puts another record of the bucket in.
+#[test]
+fn a_cleared_table_has_no_old_record() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let records = Arc::new(HotRecords::new(1));
+        records.put(records.ticket(9, false).unwrap(), 9, 1);
+        let ticket = records.ticket(10, false).unwrap();
+        let change = Arc::clone(&records);
+        let changer = thread::spawn(move || change.begin_change(9, false).end(Some(1)));
+        let put = Arc::clone(&records);
+        let reader = thread::spawn(move || put.put(ticket, 10, 1));
+        records.clear();
+        // A change that begins now is of the new owner.
+        assert!(records.look(10).is_none());
+        changer.join().unwrap();
+        reader.join().unwrap();
+        assert!(records.look(10).is_none());
+        assert!(records.ticket(9, false).is_some(), "no change is in progress");
     });
 }
 

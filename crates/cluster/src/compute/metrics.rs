@@ -105,6 +105,9 @@ fn fill(metrics: &Metrics, server: &Arc<TcpServer>, watched: &Arc<MetricSources>
     family("cache_leaf_windows", "Leaf lookups served by a window of the leaf", Counter, |seen| {
         vec![sum(seen, |done| done.cache.leaf_windows).into()]
     });
+    family("cache_record_hits", "Lookups served by a copy of a hot record", Counter, |seen| {
+        vec![sum(seen, |done| done.cache.record_hits).into()]
+    });
     family(
         "cache_inner_misses",
         "Inner node lookups that the cache did not serve",

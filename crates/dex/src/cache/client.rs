@@ -14,16 +14,15 @@
 use super::transfers::{DependentFrame, UnresolvedFrame};
 use super::{
     AttachOutcome, CoolOutcome, CoolingName, FrameCache, FrameId, FreeFrame, LeafAdmission,
-    LeafRead, MappedNode, MovingAverage, OffloadMark, OffloadName, OptimisticRef, RemoteIoMark,
-    Restart, UnwrittenChange, is_clean, mark_clean,
+    MappedNode, MovingAverage, OffloadMark, OffloadName, OptimisticRef, RemoteIoMark, Restart,
+    UnwrittenChange, is_clean, mark_clean,
 };
 use farleaf_fabric::sync::Arc;
 use farleaf_fabric::{Fabric, FabricError, GlobalAddr, Section, ServerId, Work};
 use farleaf_index::{AcknowledgeName, CacheCounters, LiveCounters, OwnedRange, Ownership};
 use farleaf_page::rules;
 use farleaf_page::{
-    DescentProbe, FencePosition, Layout, LeafOutcome, OwnedKey, OwnedValue, Page, PageWords,
-    WindowLookup, slot_range,
+    DescentProbe, FencePosition, Layout, LeafOutcome, OwnedKey, Page, PageWords, slot_range,
 };
 use farleaf_pool::remote::{Backoff, MissCause, PageClient, RemoteError, TimedPointer};
 use std::cell::{Cell, RefCell};
@@ -55,7 +54,10 @@ pub struct CacheClient<F: Fabric, L: Layout> {
     /// Frames that a READ through this endpoint may still land in, with the memory server it came
     /// from (C17).
     pub(super) landings: RefCell<Vec<(FrameId, ServerId)>>,
-    /// When operations next try to settle `in_doubt`, `landings` and `held`, and the length of the
+    /// Leaves with a WRITE of a value that may still land: their ids, and their memory servers
+    /// (C33).
+    pub(super) marked_writes: RefCell<Vec<(u64, ServerId)>>,
+    /// When operations next try to settle the lists above and `held`, and the length of the
     /// pause after the last failure, both in nanoseconds.
     pub(super) settle_due: Cell<(u64, u64)>,
     /// Whether a task is settling them now.
@@ -64,6 +66,8 @@ pub struct CacheClient<F: Fabric, L: Layout> {
     pub(super) held: RefCell<Vec<DependentFrame>>,
     /// When changes are answered.
     pub(super) acknowledge: AcknowledgeName,
+    /// The owned range as this handle has last seen it, and its number of changes then.
+    pub(super) owned_seen: RefCell<(u64, OwnedRange<OwnedKey<L>>)>,
     /// Average duration of recent READs of nodes, if the offloading policy needs it.
     pub(crate) read_ns: Option<MovingAverage>,
 }
@@ -75,12 +79,14 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         Self {
             read_ns: timed.then(MovingAverage::default),
             acknowledge: cache.options().acknowledge,
+            owned_seen: RefCell::new((cache.owned().changes(), cache.owned().range())),
             cache,
             pages,
             kept: RefCell::default(),
             counters: LiveCounters::default(),
             in_doubt: RefCell::default(),
             landings: RefCell::default(),
+            marked_writes: RefCell::default(),
             settle_due: Cell::new((0, 0)),
             settling: Cell::new(false),
             held: RefCell::default(),
@@ -268,7 +274,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// Claims the node at `address`, to which the child word at `slot` of `parent` points. Returns
     /// a frame, the I/O mark, and the slot's key range.
-    async fn begin_fetch<'a>(
+    pub(super) async fn begin_fetch<'a>(
         &'a self,
         parent: OptimisticRef<'_, L>,
         slot: usize,
@@ -442,50 +448,6 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let (free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
         let place = (address, &keys);
         self.bring_marked_leaf((free, mark), Some((parent, slot)), place, probe, work).await
-    }
-
-    /// The value of `key`, whose leaf is at `address`. READs only a window of the leaf if that is
-    /// known to be enough, and if the leaf is not to be admitted (C29).
-    ///
-    /// # Errors
-    /// [`Restart`].
-    pub async fn fetch_value(
-        &self,
-        (parent, slot): (OptimisticRef<'_, L>, usize),
-        address: GlobalAddr,
-        key: &L::Key,
-    ) -> Result<Option<OwnedValue<L>>, Restart> {
-        // A window does not show which leaf it is of. Below a shared node only the leaf's fences
-        // do, because the copy of the node may be old (C29).
-        let (low, high) = (L::low(parent.page), L::high(parent.page));
-        let is_certain = self.cache.owned().of(&low, high.as_ref()) == Ownership::All;
-        let (mut free, mark, keys) = self.begin_fetch(parent, slot, address).await?;
-        let outlines = self.cache.outlines().filter(|_| is_certain);
-        let part = outlines.map(|outlines| outlines.miss(address));
-        if let Some(LeafRead::Window(outline)) = part {
-            let fences = (L::key(&keys.low), keys.high.as_ref().map(L::key));
-            let slots = L::outlined_slots(outline, key, fences);
-            free = self.read_into(free, address, L::slot_words(&slots)).await?;
-            let found = match L::outlined_get(free.page(), outline, &slots, key) {
-                WindowLookup::Found(value) => Some(Some(value)),
-                WindowLookup::Absent => Some(None),
-                WindowLookup::Unknown => None,
-            };
-            if let Some(found) = found {
-                LiveCounters::count(&self.counters.leaf_misses);
-                LiveCounters::count(&self.counters.leaf_windows);
-                drop(mark);
-                self.keep(free);
-                return Ok(found);
-            }
-        }
-        let get = |page: Page<'_, L>| LeafOutcome::Nothing(L::leaf_get(page, key));
-        let (place, below) = ((address, &keys), Some((parent, slot)));
-        let probe = DescentProbe::At(key);
-        match self.bring_marked_leaf((free, mark), below, place, probe, get).await? {
-            LeafOutcome::Nothing(value) | LeafOutcome::Changed { answer: value, .. } => Ok(value),
-            LeafOutcome::Full => Err(Restart::Busy),
-        }
     }
 
     /// Checks a leaf that was READ into a frame, and trims it to the key range of its slot (D7).
@@ -787,7 +749,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// READs these words of the leaf at `address`, word 0 never among them, into a frame.
-    async fn read_into<'a>(
+    pub(super) async fn read_into<'a>(
         &'a self,
         free: FreeFrame<'a, L>,
         address: GlobalAddr,

@@ -12,8 +12,8 @@
 
 use super::{
     AdmissionPolicy, CacheOptions, CacheTurns, Cooling, CurrentOwnedRange, DirtyAges, FrameArena,
-    FrameId, FrameState, LeafOutlines, MappedNode, MappingTable, OffloadName, RemoteIoMark, Swip,
-    VictimPolicy, is_clean,
+    FrameId, FrameState, HotRecords, LeafOutlines, MappedNode, MappingTable, OffloadName,
+    RemoteIoMark, Swip, VictimPolicy, is_clean,
 };
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
@@ -45,6 +45,7 @@ pub struct FrameCache<L: Layout> {
     turns: CacheTurns,
     /// What is known of leaves that are only in the pool, if lookups READ parts of them.
     outlines: Option<LeafOutlines>,
+    records: Option<HotRecords>,
     /// Which memory servers can be reached.
     detector: FailureDetector,
     options: CacheOptions,
@@ -180,6 +181,7 @@ impl<L: Layout> FrameCache<L> {
             ages: DirtyAges::new(options.write_back_ns, frames),
             turns: CacheTurns::new(frames),
             outlines: options.new_outlines::<L>(frames)?,
+            records: options.new_records::<L>()?,
             detector: FailureDetector::default(),
             options: *options,
         })
@@ -223,16 +225,33 @@ impl<L: Layout> FrameCache<L> {
         self.outlines.as_ref()
     }
 
+    /// Copies of hot records, if there are any.
+    #[inline]
+    pub(crate) fn records(&self) -> Option<&HotRecords> {
+        self.records.as_ref()
+    }
+
     /// Changes the keys whose leaves may be cached here. When this server gains keys, it first
-    /// forgets what it knew of leaves (C30).
+    /// forgets what it knew of leaves (C30, C32).
     pub(crate) fn set_owned(&self, range: OwnedRange<OwnedKey<L>>) {
-        let gains = !self.owned.range().covers(&range.low, range.high.as_ref());
-        if let Some(outlines) = &self.outlines
-            && gains
-        {
-            outlines.clear();
+        let gains =
+            !range.is_empty() && !self.owned.range().covers(&range.low, range.high.as_ref());
+        if gains {
+            self.forget_known();
         }
         self.owned.set(range);
+    }
+
+    /// Whether a lookup that misses a leaf may need a part of it only, or put its record in.
+    #[inline]
+    pub(crate) fn reads_parts(&self) -> bool {
+        self.outlines.is_some() || self.records.is_some()
+    }
+
+    /// Forgets all outlines and hot records.
+    fn forget_known(&self) {
+        self.outlines.iter().for_each(LeafOutlines::clear);
+        self.records.iter().for_each(HotRecords::clear);
     }
 
     /// The memory servers that this cache considers reachable.
@@ -795,9 +814,7 @@ impl<L: Layout> FrameCache<L> {
         if !self.unwritten_frames().is_empty() {
             return false;
         }
-        if let Some(outlines) = &self.outlines {
-            outlines.clear();
-        }
+        self.forget_known();
         while self.cooling.pop(0).is_some() {}
         for number in 0..self.touched() as u32 {
             let frame = FrameId::new(number);

@@ -181,6 +181,12 @@ impl MappingTable {
         OffloadMark { mapping: self, id }
     }
 
+    /// Takes back the mark of `id` that the caller left in place with [`RemoteIoMark::keep`]. Call
+    /// it once for each `keep`.
+    pub(crate) fn resume_io(&self, id: u64) -> RemoteIoMark<'_> {
+        RemoteIoMark { mapping: self, id }
+    }
+
     /// The marks of the current generation. Call it under the bucket's lock and before `is_there`.
     fn marks_now(&self) -> std::ops::RangeInclusive<u32> {
         marks(self.generation.load(Ordering::Acquire) as u32)
@@ -252,6 +258,14 @@ impl RemoteIoMark<'_> {
             *value = frame.number();
         }
         std::mem::forget(self);
+    }
+
+    /// Leaves the mark in place, because a WRITE of the node may still land. The caller ends it by
+    /// [`MappingTable::resume_io`].
+    pub(crate) fn keep(self) -> u64 {
+        let id = self.id;
+        std::mem::forget(self);
+        id
     }
 }
 

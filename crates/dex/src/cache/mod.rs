@@ -20,10 +20,13 @@ mod options;
 mod outlines;
 mod owned;
 mod policy;
+mod record_access;
+mod records;
 mod restart;
 mod swip;
 mod transfers;
 mod turns;
+mod windows;
 mod write_back;
 mod written;
 
@@ -47,6 +50,8 @@ pub use policy::{
     AdmissionPolicy, ClockVictims, FixedAdmission, LeafAdmission, ProbabilisticAdmission,
     RandomVictims, UnusedVictims, VictimPolicy,
 };
+pub(crate) use record_access::end_record_change;
+pub use records::{HotRecords, RecordChange, RecordTicket};
 pub use restart::Restart;
 pub use swip::Swip;
 pub(crate) use transfers::UnwrittenChange;

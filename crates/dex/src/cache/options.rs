@@ -2,7 +2,7 @@
 
 use super::mapping::MAX_FRAMES;
 use super::{
-    AdmissionPolicy, ClockVictims, Cooling, CoolingMap, CoolingQueue, FixedAdmission,
+    AdmissionPolicy, ClockVictims, Cooling, CoolingMap, CoolingQueue, FixedAdmission, HotRecords,
     LeafAdmission, LeafOutlines, ProbabilisticAdmission, RandomVictims, UnusedVictims,
     VictimPolicy,
 };
@@ -129,8 +129,8 @@ design_options! {
     /// The options for the cache of one compute server.
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub struct CacheOptions {
-        /// Size of the cache in bytes: of all frames, and of the outlines of leaves, if there are
-        /// any. It has at least [`CacheOptions::MIN_FRAMES`] frames.
+        /// Size of the cache in bytes: of all frames, and of the outlines of leaves and the hot
+        /// records, if there are any. It has at least [`CacheOptions::MIN_FRAMES`] frames.
         pub bytes as "cache_bytes": u64 = DEFAULT_CACHE_BYTES;
         /// Share of the frames that cool, in percent. The paper uses 10.
         pub cooling_percent: u32 = 10, in 1..=90;
@@ -161,10 +161,22 @@ design_options! {
         /// A leaf that is missed again within so many misses, in percent of the frames, or within
         /// up to twice as many, is READ whole and admitted.
         pub outlines_soon_percent: u32 = 25, in 1..=1_000;
+        /// Share of the cache, in percent, for copies of single hot records, taken at once: their
+        /// lookups need no leaf. No effect on byte strings, or with `admission=never`.
+        pub records_percent: u32 = 0, in 0..=90;
         /// Maximum number of leaves that a scan READs together, if it needs that many and enough
         /// frames are free. With 1 it READs them one after the other.
         pub scan_ahead: u32 = 16, in 1..=1_024;
     }
+}
+
+/// Without room for a table, an error instead of the end of the program.
+fn fits_into_memory(bytes: u64) -> Result<(), RegionError> {
+    if Vec::<u8>::new().try_reserve_exact(bytes as usize).is_ok() {
+        return Ok(());
+    }
+    let source = std::io::ErrorKind::OutOfMemory.into();
+    Err(RegionError::Map { bytes: bytes as usize, source })
 }
 
 impl CacheOptions {
@@ -179,9 +191,17 @@ impl CacheOptions {
         self.bytes / 100 * u64::from(percent)
     }
 
+    /// Bytes for copies of hot records.
+    fn records_bytes<L: Layout>(&self) -> u64 {
+        let copies_records = L::WORD_RECORDS && self.admission != AdmissionName::Never;
+        let percent = if copies_records { self.records_percent } else { 0 };
+        self.bytes / 100 * u64::from(percent)
+    }
+
     /// Number of frames.
     pub fn frames<L: Layout>(&self) -> u32 {
-        let frames = (self.bytes - self.outlines_bytes::<L>()) / (L::page_words() as u64 * 8);
+        let others = self.outlines_bytes::<L>() + self.records_bytes::<L>();
+        let frames = self.bytes.saturating_sub(others) / (L::page_words() as u64 * 8);
         (frames.min(u64::from(MAX_FRAMES)) as u32).max(Self::MIN_FRAMES)
     }
 
@@ -197,12 +217,14 @@ impl CacheOptions {
     ) -> Result<Option<LeafOutlines>, RegionError> {
         let soon = u64::from(frames) * u64::from(self.outlines_soon_percent) / 100;
         let bytes = self.outlines_bytes::<L>();
-        // Without room, an error instead of the end of the program.
-        if Vec::<u8>::new().try_reserve_exact(bytes as usize).is_err() {
-            let source = std::io::ErrorKind::OutOfMemory.into();
-            return Err(RegionError::Map { bytes: bytes as usize, source });
-        }
+        fits_into_memory(bytes)?;
         Ok((bytes > 0).then(|| LeafOutlines::new(bytes, soon)))
+    }
+
+    pub(super) fn new_records<L: Layout>(&self) -> Result<Option<HotRecords>, RegionError> {
+        let bytes = self.records_bytes::<L>();
+        fits_into_memory(bytes)?;
+        Ok((bytes > 0).then(|| HotRecords::new(bytes)))
     }
 
     pub(super) fn new_admission(&self) -> Box<dyn AdmissionPolicy> {

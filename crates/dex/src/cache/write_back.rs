@@ -439,7 +439,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
 
     /// Repeats the WRITEs that `post` posts and awaits, until they are known to have completed
     /// (C15). `post` fails if it cannot post them.
-    async fn write_to_the_end(
+    pub(super) async fn write_to_the_end(
         &self,
         at: GlobalAddr,
         mut post: impl AsyncFnMut() -> Result<Result<(), FabricError>, Restart>,
@@ -686,6 +686,7 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         !self.in_doubt.borrow().is_empty()
             || !self.landings.borrow().is_empty()
             || !self.held.borrow().is_empty()
+            || !self.marked_writes.borrow().is_empty()
     }
 
     /// Whether the pause between attempts to settle is over. Attempts are spaced because each can
@@ -726,17 +727,21 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let written: Vec<_> =
             self.in_doubt.borrow().iter().map(|doubt| doubt.at.server()).collect();
         let read: Vec<_> = self.landings.borrow().iter().map(|(_, server)| *server).collect();
+        let marked: Vec<_> =
+            self.marked_writes.borrow().iter().map(|(_, server)| *server).collect();
         let mut outcome = Ok(());
-        for server in BTreeSet::from_iter(written.into_iter().chain(read)) {
+        for server in BTreeSet::from_iter(written.into_iter().chain(read).chain(marked)) {
             // Transfers that may land after this reset are added to the lists behind these
             // positions.
             let before = self.in_doubt.borrow().len();
             let before_read = self.landings.borrow().len();
+            let before_marked = self.marked_writes.borrow().len();
             if let Err(error) = self.fabric().reset(server).await {
                 outcome = Err(error);
                 continue;
             }
             self.free_landed(server, before_read);
+            self.end_marked_writes(server, before_marked);
             self.settle_writes_to(server, before).await;
         }
         self.let_go_of_held().await;

@@ -232,7 +232,7 @@ fn of_cache(report: &Report) -> String {
     let cache = &report.cache;
     format!(
         "\ncaches: {} bytes each, {} used in all; leaf hit ratio {:.4} ({:.4} of the leaves were cooling)\n\
-         per operation: {:.4} leaf misses ({:.4} by a window) and {:.4} inner misses, {:.4} reheated, {:.4} evicted, {:.4} written back, \
+         per operation: {:.4} leaf misses ({:.4} by a window) and {:.4} inner misses, {:.4} hot records, {:.4} reheated, {:.4} evicted, {:.4} written back, \
          {:.4} written through, {:.4} offloaded and {:.4} refused",
         grouped(report.cache_bytes_per_compute_server),
         grouped(cache.bytes_used),
@@ -241,6 +241,7 @@ fn of_cache(report: &Report) -> String {
         cache.leaf_misses,
         cache.leaf_windows,
         cache.inner_misses,
+        cache.record_hits,
         cache.reheats,
         cache.evictions,
         cache.write_backs,

@@ -5,8 +5,8 @@ use super::clients::{setup, spent};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::{Cluster, Fabric};
-use farleaf_index::{Design, IndexAdmin, RangeIndex};
+use farleaf_fabric::{Cluster, CounterSnapshot, Fabric};
+use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex};
 use farleaf_page::Fixed8;
 use std::collections::BTreeMap;
 
@@ -126,5 +126,64 @@ fn a_leaf_that_changes_is_known_again_when_it_leaves() {
             }
         }
         assert!(index.cache_counters().leaf_windows > 10_000, "{:?}", index.cache_counters());
+    });
+}
+
+/// A new value of a record whose leaf is not in a frame is a window and a word. Everything else
+/// READs the leaf.
+#[test]
+fn a_new_value_is_one_word() {
+    let provider = LocalConfig::default();
+    let options = options(12);
+    let cluster = setup(&provider, 3, 32 << 20, options.clone()).with_index::<Fixed8, Dex>();
+    let pool = <Dex as Design<Fixed8>>::compute(&options).unwrap();
+    let pool = &pool;
+    cluster.run_one(|fabric| async move {
+        let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
+        index.bulk_load((0..KEYS).map(|n| (n * 2, n)), 0.7).await.unwrap();
+        let first = || (0..KEYS).step_by(PER_LEAF as usize).map(|key| key * 2);
+        for key in first() {
+            assert_eq!(index.get(&key).await, Ok(Some(key / 2)));
+        }
+        let (mut words, mut others) = (0, 0);
+        let mut check = |cost: CounterSnapshot, is_word: bool| match cost.bytes_written {
+            8 if cost.bytes_read <= 2 * WINDOW => {
+                assert_eq!((cost.reads, cost.writes, cost.atomics, cost.rpcs), (1, 1, 0, 0));
+                assert!(is_word);
+                words += 1;
+            }
+            _ => others += 1,
+        };
+        for key in first().map(|key| key + 20) {
+            let update = async { assert_eq!(index.update(&key, &(key + 1)).await, Ok(true)) };
+            check(spent(&fabric, update).await, true);
+        }
+        for key in first().map(|key| key + 40) {
+            let exchange = async {
+                let differs = Ok(Exchange::Differs(Some(key / 2)));
+                assert_eq!(index.compare_exchange(&key, &7, &8).await, differs);
+            };
+            let cost = spent(&fabric, exchange).await;
+            assert_eq!((cost.writes, cost.atomics, cost.rpcs), (0, 0, 0));
+            let exchange = async {
+                let done = Ok(Exchange::Exchanged);
+                assert_eq!(index.compare_exchange(&key, &(key / 2), &(key + 3)).await, done);
+            };
+            check(spent(&fabric, exchange).await, true);
+        }
+        // A record that comes or goes shifts others.
+        for key in first().map(|key| key + 60) {
+            let insert = async { assert_eq!(index.insert(&(key + 1), &9).await, Ok(true)) };
+            check(spent(&fabric, insert).await, false);
+            let remove = async { assert_eq!(index.remove(&key).await, Ok(true)) };
+            check(spent(&fabric, remove).await, false);
+        }
+        assert!(words * 10 > 2 * KEYS / PER_LEAF * 6, "{words} words, {others} others");
+        for key in first() {
+            assert_eq!(index.get(&(key + 20)).await, Ok(Some(key + 21)));
+            assert_eq!(index.get(&(key + 40)).await, Ok(Some(key + 43)));
+            assert_eq!(index.get(&(key + 60)).await, Ok(None));
+            assert_eq!(index.get(&(key + 61)).await, Ok(Some(9)));
+        }
     });
 }

@@ -11,6 +11,7 @@ mod coarse;
 mod dex;
 mod dex_load;
 mod dex_moves;
+mod dex_records;
 mod dex_windows;
 mod dex_written;
 mod dlsm_written;
