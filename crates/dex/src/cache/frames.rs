@@ -286,10 +286,11 @@ impl<L: Layout> FrameCache<L> {
         (self.arena.frames() as usize / 1024).min(8)
     }
 
-    /// Bytes of frames that are in use.
+    /// Bytes of frames that are in use, and of the tables of outlines and hot records.
     pub fn used_bytes(&self) -> u64 {
         let free = lock(&self.free).len() as u64;
-        (self.touched().saturating_sub(free)) * L::page_words() as u64 * 8
+        let frames = self.touched().saturating_sub(free);
+        frames * L::page_words() as u64 * 8 + self.options.tables_bytes::<L>()
     }
 
     /// Number of frames that have ever been used.

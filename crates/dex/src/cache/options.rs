@@ -198,10 +198,15 @@ impl CacheOptions {
         self.bytes / 100 * u64::from(percent)
     }
 
+    /// Bytes for outlines and hot records, which are taken at once.
+    pub(super) fn tables_bytes<L: Layout>(&self) -> u64 {
+        self.outlines_bytes::<L>() + self.records_bytes::<L>()
+    }
+
     /// Number of frames.
     pub fn frames<L: Layout>(&self) -> u32 {
-        let others = self.outlines_bytes::<L>() + self.records_bytes::<L>();
-        let frames = self.bytes.saturating_sub(others) / (L::page_words() as u64 * 8);
+        let frames =
+            self.bytes.saturating_sub(self.tables_bytes::<L>()) / (L::page_words() as u64 * 8);
         (frames.min(u64::from(MAX_FRAMES)) as u32).max(Self::MIN_FRAMES)
     }
 

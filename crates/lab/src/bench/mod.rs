@@ -7,6 +7,7 @@ mod moments;
 mod options;
 mod over_time;
 mod plan;
+mod ports;
 mod reshaping;
 
 pub(crate) use arguments::BenchArguments;
@@ -24,6 +25,7 @@ use farleaf_index::{AnyDesign, Naming, ScanRequest};
 use farleaf_page::CHOSEN;
 use form::KeysAndValues;
 use plan::{BenchPlan, MeasuredWork};
+use ports::PortLimit;
 
 /// Runs the benchmark and prints its report.
 pub(crate) fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
@@ -39,6 +41,11 @@ pub(crate) fn run(arguments: &BenchArguments) -> anyhow::Result<()> {
     }
     let report = plan.run()?;
     json.say(&summary(&report))?;
+    if let designs::FabricConfig::Sim(config) = &plan.fabric
+        && let Some(limit) = PortLimit::of(&config.network, &report)
+    {
+        json.say(&limit.to_string())?;
+    }
     if let (Some(folder), Some(timeline)) = (folder, &report.timeline) {
         json.say(&format!("\n{}", chart(timeline)))?;
         let (title, caption) = titles(&report);
