@@ -62,6 +62,8 @@ pub struct RespConfig {
 
 /// Number of cursors that are remembered.
 const MAX_CURSORS: usize = 16_384;
+/// A count that takes no longer is repeated for each DBSIZE.
+const SHORT_COUNT: Duration = Duration::from_millis(20);
 /// Cursors stay below 2^53, the integers that a double has.
 const FIRST_CURSOR: u64 = 1 << 51;
 
@@ -203,8 +205,8 @@ impl RespShared {
         lock(&self.cursors).behind.get(&cursor).cloned()
     }
 
-    /// The last count, if it may be used for a reply at `now`: if it is at most ten times as old as
-    /// counting took, or if someone is counting. Otherwise the caller counts, and says so by
+    /// The last count, if it may be used for a reply at `now`: if counting took long, and it is at
+    /// most ten times as old as that, or if someone is counting. Otherwise the caller counts, and says so by
     /// [`RespShared::end_count`].
     pub(crate) fn begin_count(&self, now: Duration, is_exact: bool) -> Option<u64> {
         let mut count = lock(&self.count);
@@ -224,6 +226,11 @@ impl RespShared {
         let mut count = lock(&self.count);
         count.is_counting = false;
         count.last = counted.or(count.last);
+    }
+
+    /// Forgets the last count, because all keys have been removed.
+    pub(crate) fn forget_count(&self) {
+        lock(&self.count).last = None;
     }
 
     pub(crate) fn last_count(&self) -> KeyCount {
@@ -279,6 +286,8 @@ mod tests {
         // Someone counts, so others take the last count.
         assert_eq!(shared.begin_count(second * 99, false), Some(7));
         shared.end_count(None);
+        assert_eq!(shared.begin_count(second * 99, false), None);
+        shared.end_count(Some((7, second * 99, second / 100)));
         assert_eq!(shared.begin_count(second * 99, false), None);
     }
 

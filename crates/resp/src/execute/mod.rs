@@ -73,7 +73,11 @@ async fn execute_rare<S: RespStore>(
         }
         StoreCommand::Keys(pattern) => ranges::keys(store, shared, &pattern).await,
         StoreCommand::Count { is_exact } => ranges::count_all(store, shared, is_exact).await,
-        StoreCommand::Clear => ranges::clear(store).await,
+        StoreCommand::Clear => {
+            let reply = ranges::clear(store).await;
+            shared.forget_count();
+            reply
+        }
         StoreCommand::Time => {
             let time = store.unix_time();
             let text = |number: u64| RespReply::text(number.to_string());
