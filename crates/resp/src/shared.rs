@@ -210,9 +210,10 @@ impl RespShared {
     /// [`RespShared::end_count`].
     pub(crate) fn begin_count(&self, now: Duration, is_exact: bool) -> Option<u64> {
         let mut count = lock(&self.count);
-        let usable = count
-            .last
-            .filter(|(_, at, took)| count.is_counting || now.saturating_sub(*at) <= *took * 10);
+        let usable = count.last.filter(|(_, at, took)| {
+            let is_new = now.saturating_sub(*at) <= *took * 10;
+            *took >= SHORT_COUNT && (count.is_counting || is_new)
+        });
         match usable {
             Some((keys, ..)) if !is_exact => Some(keys),
             _ => {
