@@ -67,6 +67,8 @@ pub enum StoreCommand {
     GetRange { key: Vec<u8>, start: i64, end: i64 },
     SetRange { key: Vec<u8>, offset: usize, piece: Vec<u8> },
     Append { key: Vec<u8>, piece: Vec<u8> },
+    GetBit { key: Vec<u8>, at: usize },
+    SetBit { key: Vec<u8>, at: usize, is_set: bool },
     Increment { key: Vec<u8>, by: i64 },
     IncrementDecimal { key: Vec<u8>, by: DecimalNumber },
     GetMany(Vec<Vec<u8>>),
@@ -110,6 +112,8 @@ impl StoreCommand {
             | Self::GetRange { key, .. }
             | Self::SetRange { key, .. }
             | Self::Append { key, .. }
+            | Self::GetBit { key, .. }
+            | Self::SetBit { key, .. }
             | Self::Increment { key, .. }
             | Self::IncrementDecimal { key, .. }
             | Self::Type(key)
@@ -316,6 +320,28 @@ pub(crate) fn set_range(mut words: CommandWords) -> ParsedCommand {
     let offset = usize::try_from(offset).map_err(|_| RespReply::error("offset is out of range"))?;
     let piece = words.take();
     words.end(StoreCommand::SetRange { key, offset, piece })
+}
+
+/// The number of a bit, below that of the largest value of Redis.
+fn bit(word: &[u8]) -> Result<usize, RespReply> {
+    let at = number::integer(word).and_then(|at| usize::try_from(at).ok());
+    at.filter(|at| *at < 1 << 32)
+        .ok_or_else(|| RespReply::error("bit offset is not an integer or out of range"))
+}
+
+pub(crate) fn get_bit(mut words: CommandWords) -> ParsedCommand {
+    let (key, at) = (words.take(), bit(&words.take())?);
+    words.end(StoreCommand::GetBit { key, at })
+}
+
+pub(crate) fn set_bit(mut words: CommandWords) -> ParsedCommand {
+    let (key, at) = (words.take(), bit(&words.take())?);
+    let is_set = match words.take().as_slice() {
+        b"0" => false,
+        b"1" => true,
+        _ => return Err(RespReply::error("bit is not an integer or out of range")),
+    };
+    words.end(StoreCommand::SetBit { key, at, is_set })
 }
 
 pub(crate) fn append(mut words: CommandWords) -> ParsedCommand {
@@ -640,6 +666,17 @@ pub(crate) fn client(mut words: CommandWords) -> ParsedCommand {
 
 fn subcommand_refused(name: &str, subcommand: &str) -> RespReply {
     RespReply::error(format!("unknown subcommand or wrong arguments: {name} {subcommand}"))
+}
+
+/// There is nothing to list, and all is flushed already.
+pub(crate) fn function(mut words: CommandWords) -> ParsedCommand {
+    match words.option().as_deref() {
+        Some("FLUSH") => Ok(RespCommand::Reply(RespReply::OK)),
+        Some("LIST") if words.name == "FUNCTION" => {
+            Ok(RespCommand::Reply(RespReply::Array(Vec::new())))
+        }
+        subcommand => Err(subcommand_refused(words.name, subcommand.unwrap_or_default())),
+    }
 }
 
 pub(crate) fn info(words: CommandWords) -> ParsedCommand {

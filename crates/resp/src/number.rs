@@ -49,6 +49,10 @@ impl DecimalNumber {
     /// Parses digits with an optional sign, fraction and exponent.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok().filter(|text| text.len() <= MAX_TEXT_BYTES)?;
+        if ["inf", "+inf", "-inf", "infinity"].iter().any(|it| text.eq_ignore_ascii_case(it)) {
+            // Any sum with it is refused, as one that is infinite.
+            return Some(Self { double: f64::INFINITY, scaled: None });
+        }
         let begins = |c: char| c.is_ascii_digit() || "+-.".contains(c);
         let is_inner = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
         if !text.starts_with(begins) || !text.chars().all(is_inner) {
@@ -134,7 +138,8 @@ mod tests {
             assert_eq!(sum(left, right).as_deref(), Some(expected), "{left} + {right}");
         }
         assert_eq!(sum("1.7e308", "1.7e308"), None);
-        for bad in ["", "abc", "1 ", " 1", "nan", "inf", "1e", "--1", "1e999"] {
+        assert_eq!(sum("1", "+inf"), None);
+        for bad in ["", "abc", "1 ", " 1", "nan", "1e", "--1", "1e999"] {
             assert_eq!(DecimalNumber::parse(bad.as_bytes()), None, "{bad}");
         }
     }

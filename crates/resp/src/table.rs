@@ -66,7 +66,9 @@ pub const COMMANDS: &[CommandSpec] = commands! {
     "EXPIRETIME" 2 READ ONE_KEY "generic" time_to_live "-1, or -2 for an absent key";
     "FLUSHALL" -1 REMOVE NO_KEY "server" clear "Remove all keys";
     "FLUSHDB" -1 REMOVE NO_KEY "server" clear "Remove all keys";
+    "FUNCTION" -2 CONNECTION NO_KEY "scripting" function "FLUSH and LIST: there are no functions";
     "GET" 2 READ ONE_KEY "string" get "Return a value";
+    "GETBIT" 3 READ ONE_KEY "bitmap" get_bit "Return a bit of a value";
     "GETEX" -2 READ ONE_KEY "string" get_expire "Return a value; refuses expiry";
     "GETRANGE" 4 READ_MANY ONE_KEY "string" get_range "Return a part of a value";
     "GETSET" 3 WRITE ONE_KEY "string" get_set "Set a value and return the one before";
@@ -93,8 +95,10 @@ pub const COMMANDS: &[CommandSpec] = commands! {
     "RI.SCAN" -5 READ_MANY NO_KEY "ordered" index_scan "Return COUNT records from START on";
     "RI.SET" 4 WRITE NO_KEY "ordered" index_set "Set a value";
     "SCAN" -2 READ_MANY NO_KEY "generic" scan "Iterate over the keys, in order";
+    "SCRIPT" -2 CONNECTION NO_KEY "scripting" function "FLUSH: there are no scripts";
     "SELECT" 2 CONNECTION NO_KEY "connection" select "Choose database 0, the only one";
     "SET" -3 WRITE ONE_KEY "string" set "Set a value, under a condition; refuses expiry";
+    "SETBIT" 4 WRITE ONE_KEY "bitmap" set_bit "Set a bit of a value";
     "SETNX" 3 WRITE ONE_KEY "string" set_absent "Set the value of an absent key";
     "SETRANGE" 4 WRITE ONE_KEY "string" set_range "Overwrite a part of a value";
     "STRLEN" 2 READ ONE_KEY "string" length "Return the length of a value";
@@ -110,6 +114,8 @@ pub const COMMANDS: &[CommandSpec] = commands! {
 const SET_KEYS: (i64, i64, i64) = (1, -1, 2);
 
 const TYPES: &str = "there are only strings, no other types";
+const PARTS: &str = "of parts of strings only ranges and single bits are served";
+const ORDER: &str = "an ordered index has no random key: use RI.SCAN";
 const SEVERAL: &str = "several keys are never changed together atomically";
 const EXPIRY: &str = "this cluster has no expiry";
 const REMOVAL: &str = "the index cannot yet remove a key under a condition";
@@ -126,23 +132,24 @@ macro_rules! refused {
 pub const REFUSED: &[(&str, &str)] = refused! {
     OPERATION: "ACL" "ASKING" "BGREWRITEAOF" "BGSAVE" "CLUSTER" "DEBUG" "FAILOVER" "LASTSAVE"
         "LATENCY" "MEMORY" "MIGRATE" "MODULE" "MONITOR" "OBJECT" "PSYNC" "READONLY" "READWRITE"
-        "REPLICAOF" "ROLE" "SAVE" "SHUTDOWN" "SLAVEOF" "SLOWLOG" "SYNC" "DUMP" "RESTORE"
-        "RANDOMKEY";
+        "REPLICAOF" "ROLE" "SAVE" "SHUTDOWN" "SLAVEOF" "SLOWLOG" "SYNC" "DUMP" "RESTORE";
+    ORDER: "RANDOMKEY";
+    PARTS: "BITCOUNT" "BITFIELD" "BITFIELD_RO" "BITOP" "BITPOS" "LCS";
     SEVERAL: "COPY" "DISCARD" "EXEC" "MOVE" "MSETEX" "MSETNX" "MULTI" "RENAME" "RENAMENX" "SWAPDB"
         "UNWATCH" "WATCH";
     EXPIRY: "EXPIRE" "EXPIREAT" "PEXPIRE" "PEXPIREAT" "PSETEX" "SETEX";
     REMOVAL: "DELEX" "DELIFEQ" "GETDEL";
-    SCRIPTS: "EVAL" "EVALSHA" "EVALSHA_RO" "EVAL_RO" "FCALL" "FCALL_RO" "FUNCTION" "SCRIPT";
+    SCRIPTS: "EVAL" "EVALSHA" "EVALSHA_RO" "EVAL_RO" "FCALL" "FCALL_RO";
     CHANNELS: "PSUBSCRIBE" "PUBLISH" "PUBSUB" "PUNSUBSCRIBE" "SPUBLISH" "SSUBSCRIBE" "SUBSCRIBE"
         "SUNSUBSCRIBE" "UNSUBSCRIBE";
     INDEXES: "RI.CONFIG" "RI.CREATE" "RI.METRICS";
-    TYPES: "BITCOUNT" "BITFIELD" "BITFIELD_RO" "BITOP" "BITPOS" "BLMOVE" "BLMPOP" "BLPOP" "BRPOP"
+    TYPES: "BLMOVE" "BLMPOP" "BLPOP" "BRPOP"
         "BRPOPLPUSH" "BZMPOP" "BZPOPMAX" "BZPOPMIN" "GEOADD" "GEODIST" "GEOHASH" "GEOPOS"
-        "GEORADIUS" "GEOSEARCH" "GEOSEARCHSTORE" "GETBIT" "HDEL" "HEXISTS" "HGET" "HGETALL"
+        "GEORADIUS" "GEOSEARCH" "GEOSEARCHSTORE" "HDEL" "HEXISTS" "HGET" "HGETALL"
         "HINCRBY" "HINCRBYFLOAT" "HKEYS" "HLEN" "HMGET" "HMSET" "HRANDFIELD" "HSCAN" "HSET"
-        "HSETNX" "HSTRLEN" "HVALS" "LCS" "LINDEX" "LINSERT" "LLEN" "LMOVE" "LMPOP" "LPOP" "LPOS"
+        "HSETNX" "HSTRLEN" "HVALS" "LINDEX" "LINSERT" "LLEN" "LMOVE" "LMPOP" "LPOP" "LPOS"
         "LPUSH" "LPUSHX" "LRANGE" "LREM" "LSET" "LTRIM" "PFADD" "PFCOUNT" "PFMERGE" "RPOP"
-        "RPOPLPUSH" "RPUSH" "RPUSHX" "SADD" "SCARD" "SDIFF" "SDIFFSTORE" "SETBIT" "SINTER"
+        "RPOPLPUSH" "RPUSH" "RPUSHX" "SADD" "SCARD" "SDIFF" "SDIFFSTORE" "SINTER"
         "SINTERCARD" "SINTERSTORE" "SISMEMBER" "SMEMBERS" "SMISMEMBER" "SMOVE" "SORT" "SORT_RO"
         "SPOP" "SRANDMEMBER" "SREM" "SSCAN" "SUNION" "SUNIONSTORE" "XACK" "XADD" "XAUTOCLAIM"
         "XCLAIM" "XDEL" "XGROUP" "XINFO" "XLEN" "XPENDING" "XRANGE" "XREAD" "XREADGROUP"

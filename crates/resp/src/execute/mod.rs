@@ -59,6 +59,13 @@ async fn execute_rare<S: RespStore>(
         StoreCommand::SetRange { key, offset, piece } => {
             modify::set_range(store, shared, &key, offset, &piece).await
         }
+        StoreCommand::GetBit { key, at } => match store.get(&key).await {
+            Ok(value) => RespReply::flag(modify::bit(&value.unwrap_or_default(), at)),
+            Err(error) => error.of_read(),
+        },
+        StoreCommand::SetBit { key, at, is_set } => {
+            modify::set_bit(store, shared, &key, at, is_set).await
+        }
         StoreCommand::Append { key, piece } => modify::append(store, shared, &key, &piece).await,
         StoreCommand::Increment { key, by } => modify::increment(store, shared, &key, by).await,
         StoreCommand::IncrementDecimal { key, by } => {

@@ -159,6 +159,36 @@ pub(super) async fn set_range<S: RespStore>(
     changed.await
 }
 
+/// The bit of this number, the highest of the first byte being 0.
+pub(super) fn bit(value: &[u8], at: usize) -> bool {
+    value.get(at / 8).is_some_and(|byte| byte >> (7 - at % 8) & 1 == 1)
+}
+
+/// SETBIT.
+pub(super) async fn set_bit<S: RespStore>(
+    store: &S,
+    shared: &RespShared,
+    key: &[u8],
+    at: usize,
+    is_set: bool,
+) -> RespReply {
+    let changed = change(store, shared, key, |former| {
+        let former = former.unwrap_or_default();
+        let length = former.len().max(at / 8 + 1);
+        too_long(store, length)?;
+        let mut new = former.to_vec();
+        new.resize(length, 0);
+        let mask = 1 << (7 - at % 8);
+        if is_set {
+            new[at / 8] |= mask;
+        } else {
+            new[at / 8] &= !mask;
+        }
+        Ok((Some(new), RespReply::flag(bit(former, at))))
+    });
+    changed.await
+}
+
 /// APPEND.
 pub(super) async fn append<S: RespStore>(
     store: &S,
