@@ -206,8 +206,8 @@ impl RespShared {
     }
 
     /// The last count, if it may be used for a reply at `now`: if counting took long, and it is at
-    /// most ten times as old as that, or if someone is counting. Otherwise the caller counts, and says so by
-    /// [`RespShared::end_count`].
+    /// most ten times as old as that, or if someone is counting. Otherwise the caller counts, and
+    /// says so by [`RespShared::end_count`].
     pub(crate) fn begin_count(&self, now: Duration, is_exact: bool) -> Option<u64> {
         let mut count = lock(&self.count);
         let usable = count.last.filter(|(_, at, took)| {
