@@ -44,6 +44,8 @@ enum FarleafCommand {
     ComputeServer(Box<programs::compute_server::ComputeServerArguments>),
     /// Run a whole cluster on this host, one process per server
     Cluster(Box<programs::cluster::ClusterArguments>),
+    /// Serve a cluster of byte strings to clients of Redis
+    Gateway(Box<programs::gateway::GatewayArguments>),
     /// Move keys of a running cluster from one compute server to another
     Move(programs::moves::MoveArguments),
     /// Move all keys of a running cluster away from one compute server
@@ -94,8 +96,8 @@ fn main() -> ExitCode {
     let arguments = match FarleafArguments::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) => {
-            let missing = "a command is missing: demo, memory-server, compute-server, cluster, status, \
-                           client, shell, top or torture; see `farleaf --help`";
+            let missing = "a command is missing: demo, memory-server, compute-server, cluster, gateway, \
+                           status, client, shell, top or torture; see `farleaf --help`";
             return exit::explain(&error, missing);
         }
     };
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
         FarleafCommand::ComputeServer(arguments) => {
             programs::compute_server::run(*arguments).map(|()| true)
         }
+        FarleafCommand::Gateway(arguments) => programs::gateway::run(&arguments).map(|()| true),
         FarleafCommand::Client(arguments) => programs::client::run(&arguments),
         FarleafCommand::Shell(arguments) => programs::shell::run(&arguments),
         FarleafCommand::Top(arguments) => programs::top::run(&arguments).map(|()| true),

@@ -157,14 +157,21 @@ pub fn set_option(
 /// # Errors
 /// [`ConfigError`] if the file cannot be read, other users can read it, or the token is too short.
 pub fn read_token(path: &Path) -> Result<Token, ConfigError> {
+    Token::new(&read_secret(path)?)
+        .map_err(|short| ConfigError::Content { path: path.to_owned(), why: short.to_string() })
+}
+
+/// Reads a secret of any length, without the white space around it.
+///
+/// # Errors
+/// [`ConfigError`] if the file cannot be read, or other users can read it.
+pub fn read_secret(path: &Path) -> Result<Vec<u8>, ConfigError> {
     let file = File::open(path).map_err(at(path))?;
     let mode = file.metadata().map_err(at(path))?.mode() & 0o7777;
     if mode & 0o077 != 0 {
         return Err(ConfigError::Exposed { path: path.to_owned(), mode });
     }
-    let bytes = read_bounded(path, file, MAX_TOKEN_BYTES)?;
-    Token::new(bytes.trim_ascii())
-        .map_err(|short| ConfigError::Content { path: path.to_owned(), why: short.to_string() })
+    Ok(read_bounded(path, file, MAX_TOKEN_BYTES)?.trim_ascii().to_vec())
 }
 
 /// Draws a random token and writes it to a new file that only its owner can read.

@@ -57,7 +57,7 @@ const LIBRARY: [&str; 7] = [
 
 /// The crates, each with the project's crates that it may depend on: of the library so many of
 /// [`LIBRARY`], from the first, and others.
-const CRATES: [(&str, usize, &[&str]); 21] = [
+const CRATES: [(&str, usize, &[&str]); 22] = [
     ("fabric", 0, &[]),
     ("page", 1, &[]),
     ("pool", 2, &[]),
@@ -77,9 +77,11 @@ const CRATES: [(&str, usize, &[&str]); 21] = [
     ("history", 4, &[]),
     ("sim", 7, &["farleaf-bench", "farleaf-designs", "farleaf-history"]),
     ("cluster", 6, &["farleaf-fabric-verbs", "farleaf-suites"]),
-    // Uses the benchmarks, the simulator and the suites only in examples and tests; the CLI uses
-    // this crate only in its tests.
+    // Uses the benchmarks, the simulator and the suites only in examples and tests; of the CLI only
+    // the gateway uses this crate.
     ("farleaf", 5, &["farleaf-cluster", "farleaf-bench", "farleaf-sim", "farleaf-suites"]),
+    // A protocol, which knows no index.
+    ("resp", 0, &[]),
     ("command-line", 7, &["farleaf-bench"]),
     // The product, which links neither the simulator nor the experiments.
     (
@@ -91,6 +93,7 @@ const CRATES: [(&str, usize, &[&str]); 21] = [
             "farleaf-cluster",
             "farleaf-command-line",
             "farleaf-history",
+            "farleaf-resp",
             "farleaf-suites",
         ],
     ),

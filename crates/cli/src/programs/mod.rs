@@ -6,6 +6,7 @@
 pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod compute_server;
+pub(crate) mod gateway;
 mod layout;
 pub(crate) mod memory_server;
 pub(crate) mod moves;
@@ -36,7 +37,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 /// Commands that can read their settings from a file.
-const WITH_FILES: [&str; 3] = ["memory-server", "compute-server", "cluster"];
+const WITH_FILES: [&str; 4] = ["memory-server", "compute-server", "cluster", "gateway"];
 
 /// Default size of a compute server's cache, as a text.
 static DEFAULT_CACHE: LazyLock<String> =

@@ -5,6 +5,7 @@ mod door;
 mod ending;
 mod finding;
 mod flushing;
+mod gateway;
 mod hostile;
 mod launched;
 mod launching;

@@ -1,0 +1,142 @@
+//! One client's socket, with its session.
+//!
+//! *Invariants*: gateway.A1. A connection reads only while its session wants input, so that a
+//! client that does not read its replies is no longer served, and costs bounded memory.
+//!
+//! *Thread safety*: each connection is a task of one thread.
+
+use super::store::IndexStore;
+use farleaf_resp::{RespSession, RespShared, StartedCommand, execute};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::Sleep;
+
+/// Size of the buffer that all connections of a thread read into.
+pub(super) const READ_BYTES: usize = 64 << 10;
+
+/// What all connections of a thread share.
+#[derive(Clone)]
+pub(super) struct ServingThread {
+    pub(super) store: Arc<IndexStore>,
+    pub(super) shared: Arc<RespShared>,
+    pub(super) buffer: Rc<RefCell<Box<[u8]>>>,
+    pub(super) idle_timeout: Option<Duration>,
+    /// Changes when the program ends.
+    pub(super) ending: watch::Receiver<bool>,
+}
+
+/// Serves a client until one of both ends.
+pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: ServingThread) {
+    let ServingThread { store, shared, buffer, idle_timeout, mut ending } = thread;
+    let mut session = RespSession::new(Arc::clone(&shared), &address.to_string());
+    let (store, shared) = (&*store, &*shared);
+    let mut running = FuturesUnordered::new();
+    let mut ended = pin!(async move { ending.wait_for(|is_ending| *is_ending).await.is_ok() });
+    let mut has_ended = false;
+    let mut idle = idle_timeout.map(|timeout| Box::pin(tokio::time::sleep(timeout)));
+    let served: io::Result<()> = poll_fn(|context| {
+        if !has_ended && ended.as_mut().poll(context).is_ready() {
+            has_ended = true;
+            session.end_input();
+        }
+        loop {
+            let mut has_advanced = false;
+            while let Poll::Ready(Some((ticket, reply))) = running.poll_next_unpin(context) {
+                session.complete(ticket, reply);
+                has_advanced = true;
+            }
+            while let Some(StartedCommand { ticket, command }) = session.start() {
+                running.push(async move { (ticket, execute(store, shared, command).await) });
+                has_advanced = true;
+            }
+            // More replies may be ready at once, and leave together.
+            if has_advanced {
+                continue;
+            }
+            let mut buffer = buffer.borrow_mut();
+            has_advanced |= write(&socket, &mut session, context)?;
+            if session.is_over() {
+                return Poll::Ready(Ok(()));
+            }
+            let has_read = read(&socket, &mut session, &mut buffer, context)?;
+            if has_read && let (Some(idle), Some(timeout)) = (&mut idle, idle_timeout) {
+                idle.as_mut().reset(tokio::time::Instant::now() + timeout);
+            }
+            if !has_advanced && !has_read {
+                break;
+            }
+        }
+        match idle.as_mut().map(|idle: &mut Pin<Box<Sleep>>| idle.as_mut().poll(context)) {
+            Some(Poll::Ready(())) if session.running() == 0 => Poll::Ready(Ok(())),
+            _ => Poll::Pending,
+        }
+    })
+    .await;
+    let wrong = session.wrong_passwords();
+    if wrong > 0 {
+        tracing::warn!("{address}: {wrong} wrong passwords");
+    }
+    if let Err(error) = served {
+        tracing::debug!("{address}: {error}");
+    }
+}
+
+/// Writes as much as the socket takes; returns whether that is anything.
+fn write(
+    socket: &TcpStream,
+    session: &mut RespSession,
+    context: &mut Context<'_>,
+) -> io::Result<bool> {
+    let mut has_written = false;
+    while !session.output().is_empty() {
+        match socket.poll_write_ready(context) {
+            Poll::Pending => break,
+            Poll::Ready(ready) => ready?,
+        }
+        match socket.try_write(session.output()) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(bytes) => {
+                session.consume_output(bytes);
+                has_written = true;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(has_written)
+}
+
+/// Reads what has arrived, if the session wants it; returns whether that is anything.
+fn read(
+    socket: &TcpStream,
+    session: &mut RespSession,
+    buffer: &mut [u8],
+    context: &mut Context<'_>,
+) -> io::Result<bool> {
+    while session.wants_input() {
+        match socket.poll_read_ready(context) {
+            Poll::Pending => break,
+            Poll::Ready(ready) => ready?,
+        }
+        match socket.try_read(buffer) {
+            // It may still read the replies to what it has sent.
+            Ok(0) => session.end_input(),
+            Ok(bytes) => session.receive(&buffer[..bytes]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(error),
+        }
+        return Ok(true);
+    }
+    Ok(false)
+}
