@@ -93,7 +93,7 @@ impl LiveCounters {
 }
 
 impl CacheCounters {
-    /// Fraction of the needed leaves and records that were found in the cache. 0 if there were none.
+    /// Fraction of the needed leaves and records that the cache had. 0 if none was needed.
     pub fn hit_ratio(&self) -> f64 {
         let hits = self.leaf_hits + self.record_hits;
         let all = hits + self.leaf_misses;
