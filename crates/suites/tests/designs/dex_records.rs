@@ -4,8 +4,8 @@
 use super::clients::{setup, spent};
 use farleaf_dex::cache::CacheOptions;
 use farleaf_dex::{Dex, DexOptions};
+use farleaf_fabric::Cluster;
 use farleaf_fabric::local::LocalConfig;
-use farleaf_fabric::{Cluster, Fabric};
 use farleaf_index::{Design, Exchange, IndexAdmin, RangeIndex};
 use farleaf_page::Fixed8;
 
@@ -66,7 +66,8 @@ fn a_hot_record_is_looked_up_without_its_leaf() {
                 assert_eq!(index.update(&key, &(key + 1)).await, Ok(true));
             });
             let cost = change.await;
-            assert!(cost.reads <= 1 && cost.atomics == 0 && cost.rpcs == 0, "{cost:?}");
+            // The leaf or its window, and sometimes the node above.
+            assert!(cost.reads <= 2 && cost.atomics == 0 && cost.rpcs == 0, "{cost:?}");
             assert_eq!(index.get(&key).await, Ok(Some(key + 1)));
         }
         let hits = index.cache_counters().record_hits - hits;

@@ -141,7 +141,7 @@ fn a_new_value_is_one_word() {
     cluster.run_one(|fabric| async move {
         let index = <Dex as Design<Fixed8>>::open(fabric.clone(), pool).await.unwrap();
         index.bulk_load((0..KEYS).map(|n| (n * 2, n)), 0.7).await.unwrap();
-        let first = || (0..KEYS).step_by(PER_LEAF as usize).map(|key| key * 2);
+        let first = || (0..KEYS - PER_LEAF).step_by(PER_LEAF as usize).map(|key| key * 2);
         for key in first() {
             assert_eq!(index.get(&key).await, Ok(Some(key / 2)));
         }
@@ -164,7 +164,8 @@ fn a_new_value_is_one_word() {
                 assert_eq!(index.compare_exchange(&key, &7, &8).await, differs);
             };
             let cost = spent(&fabric, exchange).await;
-            assert_eq!((cost.writes, cost.atomics, cost.rpcs), (0, 0, 0));
+            // A changed leaf in a frame may have to leave it.
+            assert_eq!((cost.atomics, cost.rpcs), (0, 0));
             let exchange = async {
                 let done = Ok(Exchange::Exchanged);
                 assert_eq!(index.compare_exchange(&key, &(key / 2), &(key + 3)).await, done);
