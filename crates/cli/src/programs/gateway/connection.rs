@@ -25,6 +25,9 @@ use tokio::time::Sleep;
 /// Size of the buffer that all connections of a thread read into.
 pub(super) const READ_BYTES: usize = 64 << 10;
 
+/// How often a connection reads before the others of its thread have a turn.
+const MAX_READS: usize = 4;
+
 /// What all connections of a thread share.
 #[derive(Clone)]
 pub(super) struct ServingThread {
@@ -50,6 +53,7 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
             has_ended = true;
             session.end_input();
         }
+        let mut reads = 0;
         loop {
             let mut has_advanced = false;
             while let Poll::Ready(Some((ticket, reply))) = running.poll_next_unpin(context) {
@@ -69,6 +73,11 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
             if session.is_over() {
                 return Poll::Ready(Ok(()));
             }
+            if reads == MAX_READS {
+                // Others of this thread come first.
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             let has_read = read(&socket, &mut session, &mut buffer, context)?;
             if has_read && let (Some(idle), Some(timeout)) = (&mut idle, idle_timeout) {
                 idle.as_mut().reset(tokio::time::Instant::now() + timeout);
@@ -76,6 +85,7 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
             if !has_advanced && !has_read {
                 break;
             }
+            reads += usize::from(has_read);
         }
         match idle.as_mut().map(|idle: &mut Pin<Box<Sleep>>| idle.as_mut().poll(context)) {
             Some(Poll::Ready(())) if session.running() == 0 => Poll::Ready(Ok(())),
