@@ -26,12 +26,12 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 
 /// Size of the buffer that all connections of a thread read into.
-pub(super) const READ_BYTES: usize = 64 << 10;
+pub(super) const READ_BYTES: usize = 32 << 10;
 
 /// How many lookups of a connection go to the servers as one.
 const MAX_GROUP: usize = 64;
 /// How often a connection reads before the others of its thread have a turn.
-const MAX_READS: usize = 4;
+const MAX_READS: usize = 1;
 
 /// What all connections of a thread share.
 #[derive(Clone)]
