@@ -80,7 +80,8 @@ pub struct RespSession {
     /// Whether more commands may be in the input.
     has_input: bool,
     output: Vec<u8>,
-    /// Whether the client has ever sent a command before it had the reply to the one before.
+    /// Whether the client has ever sent something behind a command on the store before it had the
+    /// reply.
     has_pipelined: bool,
     /// Whether the last command came alone.
     is_single: bool,
@@ -290,11 +291,10 @@ impl RespSession {
     fn take(&mut self, command: DecodedCommand) {
         self.shared.count_command();
         let DecodedCommand { words, skipped } = command;
-        self.has_pipelined |= !self.slots.is_empty() || self.decoder.undecoded_bytes() > 0;
         let bytes = words.iter().map(Vec::len).fold(0, usize::saturating_add);
         let bytes = if skipped.is_some() { usize::MAX } else { bytes };
         // Clients send a large one by itself, and what belongs to the same pipeline behind it.
-        self.is_single = !self.has_pipelined && bytes.max(self.former_bytes) <= MAX_SINGLE_BYTES;
+        self.is_single = bytes.max(self.former_bytes) <= MAX_SINGLE_BYTES;
         self.former_bytes = bytes;
         let name = words.first().map_or(&b""[..], Vec::as_slice);
         // A browser's request, which a page could send to a port of this host.
@@ -346,6 +346,9 @@ impl RespSession {
     }
 
     fn stall(&mut self, command: StoreCommand) {
+        // What clients send when they connect is often a pipeline, but changes nothing.
+        self.has_pipelined |= !self.slots.is_empty() || self.decoder.undecoded_bytes() > 0;
+        self.is_single &= !self.has_pipelined;
         let access = command.access();
         self.stalled = Some((command, access));
     }

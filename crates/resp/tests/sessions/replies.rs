@@ -291,6 +291,8 @@ fn a_pipeline_gets_no_error_after_which_clients_repeat_it() {
     ] {
         *store.broken.borrow_mut() = Some(error);
         let mut client = Client::new(&store, &shared, 1);
+        let greeting = b"HELLO 2\r\nCLIENT SETINFO lib-name a\r\nCLIENT SETINFO lib-ver 1\r\n";
+        assert!(client.send(greeting, usize::MAX).ends_with(b"+OK\r\n+OK\r\n"));
         assert_eq!(client.send(&set, usize::MAX), single.as_bytes());
         assert_eq!(client.send(&large, usize::MAX), b"$-1\r\n");
         assert_eq!(client.send(&set, usize::MAX), in_pipeline.as_bytes());
