@@ -32,7 +32,7 @@ mod table;
 
 pub use command::{RecordFields, SetAnswer, SetCondition, StoreCommand};
 pub use decode::{DecodedCommand, RespDecoder, RespProtocolError, SkippedCommand};
-pub use execute::execute;
+pub use execute::{execute, execute_lookups};
 pub use limits::RespLimits;
 pub use reply::{RespReply, RespVersion};
 pub use session::{CommandTicket, RespSession, StartedCommand};

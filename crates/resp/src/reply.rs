@@ -74,6 +74,17 @@ impl RespReply {
         Self::Integer(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
+    /// The same error, with a code that no client takes as a reason to repeat a command by itself.
+    pub(crate) fn not_repeated(self) -> Self {
+        let Self::Error(text) = &self else { return self };
+        for (code, other) in [("LOADING ", "UNAVAILABLE "), ("TRYAGAIN ", "CONTENDED ")] {
+            if let Some(why) = text.strip_prefix(code) {
+                return Self::Error(format!("{other}{why}").into());
+            }
+        }
+        self
+    }
+
     /// Appends its bytes.
     pub fn encode(&self, version: RespVersion, output: &mut Vec<u8>) {
         match self {

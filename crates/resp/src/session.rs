@@ -9,7 +9,9 @@
 //!   [`RespLimits::running`](crate::RespLimits) keys are missing or wait for an earlier one, or
 //!   while [`RespLimits::output_bytes`](crate::RespLimits) of replies wait for the client. So a
 //!   client that does not read is no longer read.
-//! - resp.N4. Before the password, only commands with the flag `no_auth` do something.
+//! - resp.N4. LOADING and TRYAGAIN go only to a client that sends one command at a time. Clients
+//!   repeat a whole pipeline when a command of it has such a reply, also what has been done of it.
+//! - resp.N5. Before the password, only commands with the flag `no_auth` do something.
 //!
 //! *Thread safety*: none; each connection has its own.
 
@@ -37,6 +39,8 @@ pub struct StartedCommand {
 
 #[derive(Debug)]
 struct PipelineSlot {
+    /// Whether the command came alone.
+    is_single: bool,
     version: RespVersion,
     /// Number of keys that the command concerns, or 1.
     weight: usize,
@@ -49,6 +53,8 @@ enum SlotState {
     Ready(RespReply),
 }
 
+/// A command of so many bytes arrives in one piece with the beginning of what is sent behind it.
+const MAX_SINGLE_BYTES: usize = 1024;
 /// How many wrong passwords a client may send.
 const MAX_WRONG_PASSWORDS: u32 = 8;
 
@@ -74,6 +80,13 @@ pub struct RespSession {
     /// Whether more commands may be in the input.
     has_input: bool,
     output: Vec<u8>,
+    /// Whether the client has ever sent something behind a command on the store before it had the
+    /// reply.
+    has_pipelined: bool,
+    /// Whether the last command came alone.
+    is_single: bool,
+    /// Size of the last command.
+    former_bytes: usize,
     /// How much of the output has left.
     written: usize,
     /// No further command is decoded; the connection ends after the replies.
@@ -105,6 +118,9 @@ impl RespSession {
             stalled: None,
             has_input: false,
             output: Vec::new(),
+            has_pipelined: false,
+            is_single: false,
+            former_bytes: 0,
             written: 0,
             is_ending: false,
             shared,
@@ -171,7 +187,10 @@ impl RespSession {
     /// If no command with this ticket runs.
     pub fn complete(&mut self, ticket: CommandTicket, reply: RespReply) {
         let place = ticket.0.checked_sub(self.first).and_then(|place| usize::try_from(place).ok());
+        self.has_pipelined |= self.slots.len() > 1 || self.decoder.undecoded_bytes() > 0;
         let slot = place.and_then(|place| self.slots.get_mut(place));
+        let may_repeat = !self.has_pipelined && slot.as_ref().is_some_and(|slot| slot.is_single);
+        let reply = if may_repeat { reply } else { reply.not_repeated() };
         let state = slot.map(|slot| std::mem::replace(&mut slot.state, SlotState::Ready(reply)));
         let Some(SlotState::Running { keys }) = state else {
             panic!("no command runs with {ticket:?}");
@@ -253,12 +272,13 @@ impl RespSession {
 
     fn push(&mut self, weight: usize, state: SlotState) {
         self.weight += weight;
-        self.slots.push_back(PipelineSlot { version: self.version, weight, state });
+        let (version, is_single) = (self.version, self.is_single);
+        self.slots.push_back(PipelineSlot { is_single, version, weight, state });
     }
 
     /// Moves replies to the output, up to the first that is missing.
     fn advance(&mut self) {
-        while let Some(PipelineSlot { version, weight, state: SlotState::Ready(reply) }) =
+        while let Some(PipelineSlot { version, weight, state: SlotState::Ready(reply), .. }) =
             self.slots.front()
         {
             reply.encode(*version, &mut self.output);
@@ -271,6 +291,11 @@ impl RespSession {
     fn take(&mut self, command: DecodedCommand) {
         self.shared.count_command();
         let DecodedCommand { words, skipped } = command;
+        let bytes = words.iter().map(Vec::len).fold(0, usize::saturating_add);
+        let bytes = if skipped.is_some() { usize::MAX } else { bytes };
+        // Clients send a large one by itself, and what belongs to the same pipeline behind it.
+        self.is_single = bytes.max(self.former_bytes) <= MAX_SINGLE_BYTES;
+        self.former_bytes = bytes;
         let name = words.first().map_or(&b""[..], Vec::as_slice);
         // A browser's request, which a page could send to a port of this host.
         if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
@@ -321,6 +346,9 @@ impl RespSession {
     }
 
     fn stall(&mut self, command: StoreCommand) {
+        // What clients send when they connect is often a pipeline, but changes nothing.
+        self.has_pipelined |= !self.slots.is_empty() || self.decoder.undecoded_bytes() > 0;
+        self.is_single &= !self.has_pipelined;
         let access = command.access();
         self.stalled = Some((command, access));
     }

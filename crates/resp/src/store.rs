@@ -64,7 +64,10 @@ impl StoreError {
     /// The reply if the operation that failed changes nothing.
     pub(crate) fn of_read(self) -> RespReply {
         match self {
-            Self::Indeterminate(why) => Self::Unavailable(why).into(),
+            Self::Indeterminate(why) => {
+                Self::Unavailable(format!("no answer to a read, which changes nothing: {why}"))
+                    .into()
+            }
             error => error.into(),
         }
     }

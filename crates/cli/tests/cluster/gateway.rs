@@ -437,7 +437,7 @@ fn what_was_answered_with_ok_survives_a_compute_server() {
                 answer if answer == Answer::line("+OK") => {
                     model.insert(key, value.clone());
                 }
-                answer if answer.begins("-LOADING") || answer.begins("-TRYAGAIN") => {}
+                answer if answer.begins("-UNAVAILABLE") || answer.begins("-CONTENDED") => {}
                 answer => {
                     assert!(answer.begins("-INDETERMINATE"), "{answer:?}");
                     unknown += 1;

@@ -12,8 +12,10 @@ mod ranges;
 
 use crate::command::StoreCommand;
 use crate::reply::RespReply;
+use crate::session::CommandTicket;
 use crate::shared::RespShared;
 use crate::store::RespStore;
+use futures_util::future::join_all;
 
 /// Runs a command, and returns its reply.
 pub async fn execute<S: RespStore>(
@@ -31,6 +33,24 @@ pub async fn execute<S: RespStore>(
         }
         other => Box::pin(execute_rare(store, shared, other)).await,
     }
+}
+
+/// Runs lookups that have begun together as one, which costs fewer messages.
+pub async fn execute_lookups<S: RespStore>(
+    store: &S,
+    lookups: Vec<(CommandTicket, Vec<u8>)>,
+) -> Vec<(CommandTicket, RespReply)> {
+    let keys = lookups.iter().map(|(_, key)| key.clone()).collect();
+    if let Ok(values) = store.get_many(keys).await {
+        let values = values.into_iter().map(RespReply::value);
+        return lookups.into_iter().map(|(ticket, _)| ticket).zip(values).collect();
+    }
+    // The keys of one server are still there if those of another are not.
+    let one = async |(ticket, key): (CommandTicket, Vec<u8>)| match store.get(&key).await {
+        Ok(value) => (ticket, RespReply::value(value)),
+        Err(error) => (ticket, error.of_read()),
+    };
+    join_all(lookups.into_iter().map(one)).await
 }
 
 /// Those commands whose state would make that of each lookup larger.

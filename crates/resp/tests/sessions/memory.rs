@@ -4,7 +4,8 @@
 
 use farleaf_resp::{
     CommandTicket, RespConfig, RespLimits, RespPassword, RespReply, RespSession, RespShared,
-    RespStore, StartedCommand, StoreError, StoreExchange, StoreRange, StoredRecord, execute,
+    RespStore, StartedCommand, StoreCommand, StoreError, StoreExchange, StoreRange, StoredRecord,
+    execute, execute_lookups,
 };
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -176,7 +177,7 @@ pub(crate) fn shared(password: Option<&str>, limits: RespLimits) -> Arc<RespShar
     }))
 }
 
-type Running<'a> = (CommandTicket, Pin<Box<dyn Future<Output = RespReply> + 'a>>);
+type Running<'a> = Pin<Box<dyn Future<Output = Vec<(CommandTicket, RespReply)>> + 'a>>;
 
 /// One client of a server, whose commands end in an order that a seed chooses.
 pub(crate) struct Client<'a> {
@@ -196,19 +197,30 @@ impl<'a> Client<'a> {
 
     /// Begins what can begin, and polls one command that runs. Returns whether there was anything.
     pub(crate) fn step(&mut self) -> bool {
-        let mut has_begun = false;
+        let (mut has_begun, mut lookups) = (false, Vec::new());
+        let (store, shared) = (self.store, self.shared);
         while let Some(StartedCommand { ticket, command }) = self.session.start() {
-            self.running.push((ticket, Box::pin(execute(self.store, self.shared, command))));
             has_begun = true;
+            match command {
+                StoreCommand::Get(key) => lookups.push((ticket, key)),
+                command => self.running.push(Box::pin(async move {
+                    vec![(ticket, execute(store, shared, command).await)]
+                })),
+            }
+        }
+        if !lookups.is_empty() {
+            self.running.push(Box::pin(execute_lookups(store, lookups)));
         }
         if self.running.is_empty() {
             return has_begun;
         }
         let chosen = self.rng.random_range(0..self.running.len());
         let mut context = Context::from_waker(Waker::noop());
-        if let Poll::Ready(reply) = self.running[chosen].1.as_mut().poll(&mut context) {
-            let (ticket, _) = self.running.swap_remove(chosen);
-            self.session.complete(ticket, reply);
+        if let Poll::Ready(replies) = self.running[chosen].as_mut().poll(&mut context) {
+            drop(self.running.swap_remove(chosen));
+            for (ticket, reply) in replies {
+                self.session.complete(ticket, reply);
+            }
         }
         true
     }

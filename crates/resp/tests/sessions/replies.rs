@@ -279,6 +279,29 @@ fn an_error_of_the_store_has_its_code() {
     );
 }
 
+/// Some clients repeat a whole pipeline after such an error, so a pipeline has others.
+#[test]
+fn a_pipeline_gets_no_error_after_which_clients_repeat_it() {
+    let (store, shared) = (MemoryStore::new(1, 0), shared(None, RespLimits::default()));
+    let large = command(&[b"GET", &[b'k'; 2000]]);
+    let set = command(&[b"SET", b"a", b"1"]);
+    for (error, single, in_pipeline) in [
+        (StoreError::Unavailable("x".into()), "-LOADING x\r\n", "-UNAVAILABLE x\r\n"),
+        (StoreError::Contended("x".into()), "-TRYAGAIN x\r\n", "-CONTENDED x\r\n"),
+    ] {
+        *store.broken.borrow_mut() = Some(error);
+        let mut client = Client::new(&store, &shared, 1);
+        let greeting = b"HELLO 2\r\nCLIENT SETINFO lib-name a\r\nCLIENT SETINFO lib-ver 1\r\n";
+        assert!(client.send(greeting, usize::MAX).ends_with(b"+OK\r\n+OK\r\n"));
+        assert_eq!(client.send(&set, usize::MAX), single.as_bytes());
+        assert_eq!(client.send(&large, usize::MAX), b"$-1\r\n");
+        assert_eq!(client.send(&set, usize::MAX), in_pipeline.as_bytes());
+        assert_eq!(client.send(&set, usize::MAX), single.as_bytes());
+        assert_eq!(client.send(&set.repeat(2), usize::MAX), in_pipeline.repeat(2).as_bytes());
+        assert_eq!(client.send(&set, usize::MAX), in_pipeline.as_bytes());
+    }
+}
+
 /// A command that others disturb all the time gives up, and one that is disturbed a little repeats.
 #[test]
 fn additions_of_several_clients_are_all_kept() {

@@ -6,7 +6,10 @@
 //! *Thread safety*: each connection is a task of one thread.
 
 use super::store::IndexStore;
-use farleaf_resp::{RespSession, RespShared, StartedCommand, execute};
+use farleaf_resp::{
+    CommandTicket, RespReply, RespSession, RespShared, StartedCommand, StoreCommand, execute,
+    execute_lookups,
+};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use std::cell::RefCell;
@@ -23,7 +26,12 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 
 /// Size of the buffer that all connections of a thread read into.
-pub(super) const READ_BYTES: usize = 64 << 10;
+pub(super) const READ_BYTES: usize = 32 << 10;
+
+/// How many lookups of a connection go to the servers as one.
+const MAX_GROUP: usize = 64;
+/// How often a connection reads before the others of its thread have a turn.
+const MAX_READS: usize = 1;
 
 /// What all connections of a thread share.
 #[derive(Clone)]
@@ -34,6 +42,49 @@ pub(super) struct ServingThread {
     pub(super) idle_timeout: Option<Duration>,
     /// Changes when the program ends.
     pub(super) ending: watch::Receiver<bool>,
+}
+
+/// Commands that run as one.
+enum StartedWork {
+    Command(CommandTicket, StoreCommand),
+    Lookups(Vec<(CommandTicket, Vec<u8>)>),
+}
+
+/// Their replies.
+enum FinishedWork {
+    Command(CommandTicket, RespReply),
+    Lookups(Vec<(CommandTicket, RespReply)>),
+}
+
+impl StartedWork {
+    async fn run(self, store: &IndexStore, shared: &RespShared) -> FinishedWork {
+        match self {
+            Self::Command(ticket, command) => {
+                FinishedWork::Command(ticket, execute(store, shared, command).await)
+            }
+            Self::Lookups(mut lookups) => match (lookups.pop(), lookups.is_empty()) {
+                (Some((ticket, key)), true) => {
+                    let command = StoreCommand::Get(key);
+                    FinishedWork::Command(ticket, execute(store, shared, command).await)
+                }
+                (last, _) => {
+                    lookups.extend(last);
+                    FinishedWork::Lookups(execute_lookups(store, lookups).await)
+                }
+            },
+        }
+    }
+}
+
+impl FinishedWork {
+    fn reply(self, session: &mut RespSession) {
+        match self {
+            Self::Command(ticket, reply) => session.complete(ticket, reply),
+            Self::Lookups(replies) => {
+                replies.into_iter().for_each(|(ticket, reply)| session.complete(ticket, reply));
+            }
+        }
+    }
 }
 
 /// Serves a client until one of both ends.
@@ -50,15 +101,27 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
             has_ended = true;
             session.end_input();
         }
+        let mut reads = 0;
         loop {
             let mut has_advanced = false;
-            while let Poll::Ready(Some((ticket, reply))) = running.poll_next_unpin(context) {
-                session.complete(ticket, reply);
+            while let Poll::Ready(Some(finished)) = running.poll_next_unpin(context) {
+                FinishedWork::reply(finished, &mut session);
                 has_advanced = true;
             }
+            let mut lookups = Vec::new();
             while let Some(StartedCommand { ticket, command }) = session.start() {
-                running.push(async move { (ticket, execute(store, shared, command).await) });
+                match command {
+                    StoreCommand::Get(key) => lookups.push((ticket, key)),
+                    command => {
+                        running.push(StartedWork::Command(ticket, command).run(store, shared))
+                    }
+                }
                 has_advanced = true;
+            }
+            while !lookups.is_empty() {
+                let rest = lookups.split_off(lookups.len().min(MAX_GROUP));
+                let group = std::mem::replace(&mut lookups, rest);
+                running.push(StartedWork::Lookups(group).run(store, shared));
             }
             // More replies may be ready at once, and leave together.
             if has_advanced {
@@ -69,6 +132,11 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
             if session.is_over() {
                 return Poll::Ready(Ok(()));
             }
+            if reads == MAX_READS {
+                // Others of this thread come first.
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             let has_read = read(&socket, &mut session, &mut buffer, context)?;
             if has_read && let (Some(idle), Some(timeout)) = (&mut idle, idle_timeout) {
                 idle.as_mut().reset(tokio::time::Instant::now() + timeout);
@@ -76,6 +144,7 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
             if !has_advanced && !has_read {
                 break;
             }
+            reads += usize::from(has_read);
         }
         match idle.as_mut().map(|idle: &mut Pin<Box<Sleep>>| idle.as_mut().poll(context)) {
             Some(Poll::Ready(())) if session.running() == 0 => Poll::Ready(Ok(())),
