@@ -199,7 +199,8 @@ impl RespSession {
             self.busy.remove(&key);
         }
         self.running -= 1;
-        self.is_exclusive = false;
+        // What ends may have run beside the command on a range.
+        self.is_exclusive &= self.running > 0;
         self.advance();
     }
 
