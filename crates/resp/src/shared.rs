@@ -56,8 +56,8 @@ pub struct RespConfig {
     pub max_clients: usize,
     /// A number that no other run of the server draws, for cursors.
     pub seed: u64,
-    /// When a command that reads and then changes a key gives up against others.
-    pub contention_timeout: Duration,
+    /// For so long a command that changes keys begins operations, each of which ends after as long.
+    pub deadline: Duration,
 }
 
 /// Number of cursors that are remembered.
@@ -254,7 +254,7 @@ pub(crate) fn shared_for_tests(password: Option<&str>) -> RespShared {
         port: 0,
         max_clients: 10,
         seed: u64::MAX,
-        contention_timeout: Duration::from_secs(3),
+        deadline: Duration::from_secs(3),
     })
 }
 

@@ -177,9 +177,10 @@ pub trait RespStore {
     fn clear(&self) -> impl Future<Output = Result<(), StoreError>>;
 
     /// Waits until no other command of this server reads and then changes this key, and keeps them
-    /// waiting as long as the guard lives. Without it they disturb each other until one gives up.
-    fn turn(&self, _key: &[u8]) -> impl Future<Output = impl Sized> {
-        std::future::ready(())
+    /// waiting as long as the guard lives; `None` after `timeout`. Without it they disturb each
+    /// other until one gives up.
+    fn turn(&self, _key: &[u8], _timeout: Duration) -> impl Future<Output = Option<impl Sized>> {
+        std::future::ready(Some(()))
     }
 
     /// The longest value.

@@ -68,8 +68,11 @@ async fn change<S: RespStore>(
     key: &[u8],
     decide: impl Fn(Option<&[u8]>) -> Result<(Option<Vec<u8>>, RespReply), RespReply>,
 ) -> RespReply {
-    let _turn = store.turn(key).await;
-    let begun = store.now();
+    let (begun, deadline) = (store.now(), shared.config.deadline);
+    let is_late = || store.now().saturating_sub(begun) > deadline;
+    let Some(_turn) = store.turn(key, deadline).await else {
+        return contended("others wait for their turn to change this key");
+    };
     let mut former = match store.get(key).await {
         Ok(former) => former,
         Err(error) => return error.of_read(),
@@ -80,6 +83,9 @@ async fn change<S: RespStore>(
             Ok((None, reply)) => return reply,
             Err(refusal) => return refusal,
         };
+        if is_late() {
+            return contended("the time was over before this key was changed");
+        }
         let changed = match &former {
             Some(expected) => store.compare_exchange(key, expected, &new).await,
             None => match store.insert(key, &new).await {
@@ -94,11 +100,14 @@ async fn change<S: RespStore>(
             Ok(StoreExchange::Differs(current)) => former = current,
             Err(error) => return error.into(),
         }
-        if store.now().saturating_sub(begun) > shared.config.contention_timeout {
-            let why = "other clients change this key all the time: nothing was done";
-            return StoreError::Contended(why.to_owned()).into();
+        if is_late() {
+            return contended("other clients change this key all the time");
         }
     }
+}
+
+fn contended(why: &str) -> RespReply {
+    StoreError::Contended(format!("{why}: nothing was done")).into()
 }
 
 /// The error of a lookup, which certainly has changed nothing.

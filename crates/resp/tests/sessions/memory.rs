@@ -25,7 +25,11 @@ pub(crate) struct MemoryStore {
     pub(crate) records: RefCell<BTreeMap<Vec<u8>, Vec<u8>>>,
     rng: RefCell<SmallRng>,
     most_waits: u32,
-    now: Cell<u64>,
+    pub(crate) now: Cell<u64>,
+    /// How long an operation takes by the clock.
+    pub(crate) operation_ms: Cell<u64>,
+    /// Whether another command has the turn of every key.
+    pub(crate) is_taken: Cell<bool>,
     /// The error of every change, if there is one.
     pub(crate) broken: RefCell<Option<StoreError>>,
 }
@@ -53,6 +57,8 @@ impl MemoryStore {
             rng: RefCell::new(SmallRng::seed_from_u64(seed)),
             most_waits,
             now: Cell::new(0),
+            operation_ms: Cell::new(1),
+            is_taken: Cell::new(false),
             broken: RefCell::new(None),
         }
     }
@@ -65,7 +71,7 @@ impl MemoryStore {
         &self,
         act: impl FnOnce(&mut BTreeMap<Vec<u8>, Vec<u8>>) -> T,
     ) -> Result<T, StoreError> {
-        self.now.set(self.now.get() + 1);
+        self.now.set(self.now.get() + self.operation_ms.get());
         self.waits().await;
         let done = act(&mut self.records.borrow_mut());
         self.waits().await;
@@ -150,6 +156,14 @@ impl RespStore for MemoryStore {
         self.change(BTreeMap::clear).await
     }
 
+    async fn turn(&self, _key: &[u8], timeout: Duration) -> Option<impl Sized> {
+        let is_free = !self.is_taken.get();
+        if !is_free {
+            self.now.set(self.now.get() + timeout.as_millis() as u64);
+        }
+        is_free.then_some(())
+    }
+
     fn max_value_bytes(&self) -> usize {
         MAX_VALUE_BYTES
     }
@@ -173,7 +187,7 @@ pub(crate) fn shared(password: Option<&str>, limits: RespLimits) -> Arc<RespShar
         port: 6379,
         max_clients: 10,
         seed: 1,
-        contention_timeout: Duration::from_secs(1),
+        deadline: Duration::from_secs(1),
     }))
 }
 

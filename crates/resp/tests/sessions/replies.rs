@@ -302,6 +302,26 @@ fn a_pipeline_gets_no_error_after_which_clients_repeat_it() {
     }
 }
 
+/// What waits for others is bounded, and has done nothing.
+#[test]
+fn a_turn_that_does_not_come_is_given_up() {
+    let (store, shared) = (MemoryStore::new(1, 0), shared(None, RespLimits::default()));
+    let mut client = Client::new(&store, &shared, 1);
+    store.is_taken.set(true);
+    for line in ["INCR n", "APPEND n 1", "SETRANGE n 1 x", "GETSET n 1", "SET n 1 GET"] {
+        let reply = client.line(line);
+        assert!(reply.starts_with("-TRYAGAIN ") && reply.ends_with("nothing was done"), "{reply}");
+    }
+    assert!(store.now.get() >= 5000);
+    store.is_taken.set(false);
+    // The read takes as long as the whole command may.
+    store.operation_ms.set(1001);
+    assert!(client.line("INCR n").starts_with("-TRYAGAIN "));
+    store.operation_ms.set(1);
+    assert_eq!(client.line("EXISTS n"), ":0");
+    assert_eq!(client.line("INCR n"), ":1");
+}
+
 /// A command that others disturb all the time gives up, and one that is disturbed a little repeats.
 #[test]
 fn additions_of_several_clients_are_all_kept() {

@@ -158,7 +158,7 @@ pub(crate) fn run(arguments: &GatewayArguments) -> anyhow::Result<()> {
         port: at.port(),
         max_clients,
         seed: draw_epoch().context("the system has no random numbers")?,
-        contention_timeout: arguments.deadline_seconds,
+        deadline: arguments.deadline_seconds,
     }));
     let store = Arc::new(IndexStore::new(index, arguments.place.clone(), clock));
     let permits = Arc::new(Semaphore::new(max_clients));

@@ -114,10 +114,11 @@ impl RespStore for IndexStore {
         }
     }
 
-    async fn turn(&self, key: &[u8]) -> impl Sized {
+    async fn turn(&self, key: &[u8], timeout: Duration) -> Option<impl Sized> {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
-        self.turns[hasher.finish() as usize % TURNS].lock().await
+        let turn = self.turns[hasher.finish() as usize % TURNS].lock();
+        tokio::time::timeout(timeout, turn).await.ok()
     }
 
     fn max_value_bytes(&self) -> usize {
