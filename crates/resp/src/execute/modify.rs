@@ -5,6 +5,7 @@
 //!
 //! *Thread safety*: as that of the store.
 
+use super::Deadline;
 use crate::command::{SetAnswer, SetCondition};
 use crate::number::{self, DecimalNumber};
 use crate::reply::RespReply;
@@ -68,9 +69,8 @@ async fn change<S: RespStore>(
     key: &[u8],
     decide: impl Fn(Option<&[u8]>) -> Result<(Option<Vec<u8>>, RespReply), RespReply>,
 ) -> RespReply {
-    let (begun, deadline) = (store.now(), shared.config.deadline);
-    let is_late = || store.now().saturating_sub(begun) > deadline;
-    let Some(_turn) = store.turn(key, deadline).await else {
+    let deadline = Deadline::begin(store, shared);
+    let Some(_turn) = store.turn(key, deadline.length).await else {
         return contended("others wait for their turn to change this key");
     };
     let mut former = match store.get(key).await {
@@ -83,13 +83,16 @@ async fn change<S: RespStore>(
             Ok((None, reply)) => return reply,
             Err(refusal) => return refusal,
         };
-        if is_late() {
+        if deadline.is_over(store) {
             return contended("the time was over before this key was changed");
         }
         let changed = match &former {
             Some(expected) => store.compare_exchange(key, expected, &new).await,
             None => match store.insert(key, &new).await {
                 Ok(true) => Ok(StoreExchange::Exchanged),
+                Ok(false) if deadline.is_over(store) => {
+                    return contended("another client has set this key");
+                }
                 // Its value is still to be read.
                 Ok(false) => store.get(key).await.map_err(read_only).map(StoreExchange::Differs),
                 Err(error) => Err(error),
@@ -100,7 +103,7 @@ async fn change<S: RespStore>(
             Ok(StoreExchange::Differs(current)) => former = current,
             Err(error) => return error.into(),
         }
-        if is_late() {
+        if deadline.is_over(store) {
             return contended("other clients change this key all the time");
         }
     }

@@ -5,6 +5,7 @@
 //!
 //! *Thread safety*: as that of the store.
 
+use super::Deadline;
 use crate::command::RecordFields;
 use crate::glob;
 use crate::reply::RespReply;
@@ -12,6 +13,7 @@ use crate::shared::RespShared;
 use crate::store::{RespStore, StoreError, StoreRange, StoredRecord};
 use futures_util::StreamExt;
 use futures_util::stream;
+use std::future::ready;
 use std::ops::Bound;
 
 /// How many records are read at a time.
@@ -224,15 +226,22 @@ pub(super) async fn count_all<S: RespStore>(
 async fn remove_page<S: RespStore>(
     store: &S,
     page: Vec<StoredRecord>,
+    deadline: Deadline,
 ) -> (u64, Option<StoreError>) {
-    let (mut removed, mut failed) = (0, None);
-    let mut outcomes =
-        stream::iter(&page).map(|(key, _)| store.remove(key)).buffer_unordered(PAGE_RECORDS / 4);
+    let (mut removed, mut failed, mut ended) = (0, None, 0);
+    let mut outcomes = stream::iter(&page)
+        .take_while(|_| ready(!deadline.is_over(store)))
+        .map(|(key, _)| store.remove(key))
+        .buffer_unordered(PAGE_RECORDS / 4);
     while let Some(outcome) = outcomes.next().await {
+        ended += 1;
         match outcome {
             Ok(existed) => removed += u64::from(existed),
             Err(error) => failed = failed.or(Some(error)),
         }
+    }
+    if ended < page.len() {
+        failed = failed.or(Some(deadline.error()));
     }
     (removed, failed)
 }
@@ -250,7 +259,13 @@ fn stopped(removed: u64, error: StoreError) -> RespReply {
 
 /// RI.DELRANGE: every key that is in the range throughout is removed; of those that are written
 /// meanwhile, some.
-pub(super) async fn remove<S: RespStore>(store: &S, range: StoreRange, limit: usize) -> RespReply {
+pub(super) async fn remove<S: RespStore>(
+    store: &S,
+    shared: &RespShared,
+    range: StoreRange,
+    limit: usize,
+) -> RespReply {
+    let deadline = Deadline::begin(store, shared);
     let (mut reader, mut removed) = (PageReader::new(range, limit), 0);
     loop {
         let page = match reader.next(store).await {
@@ -262,7 +277,7 @@ pub(super) async fn remove<S: RespStore>(store: &S, range: StoreRange, limit: us
             }
             Err(error) => return stopped(removed, error),
         };
-        let (existed, failed) = remove_page(store, page).await;
+        let (existed, failed) = remove_page(store, page, deadline).await;
         removed += existed;
         if let Some(error) = failed {
             return stopped(removed, error);
@@ -271,7 +286,8 @@ pub(super) async fn remove<S: RespStore>(store: &S, range: StoreRange, limit: us
 }
 
 /// FLUSHDB and FLUSHALL.
-pub(super) async fn clear<S: RespStore>(store: &S) -> RespReply {
+pub(super) async fn clear<S: RespStore>(store: &S, shared: &RespShared) -> RespReply {
+    let deadline = Deadline::begin(store, shared);
     let (mut reader, mut removed) = (PageReader::new(StoreRange::ALL, MAX_FLUSHED_SINGLY + 1), 0);
     let (mut records, mut pages) = (0, Vec::new());
     loop {
@@ -288,7 +304,7 @@ pub(super) async fn clear<S: RespStore>(store: &S) -> RespReply {
         return store.clear().await.map_or_else(RespReply::from, |()| RespReply::OK);
     }
     for page in pages {
-        let (existed, failed) = remove_page(store, page).await;
+        let (existed, failed) = remove_page(store, page, deadline).await;
         removed += existed;
         if let Some(error) = failed {
             return stopped(removed, error);

@@ -272,7 +272,7 @@ fn an_error_of_the_store_has_its_code() {
         assert_eq!(client.line("GET n"), "$1 1");
     }
     *store.broken.borrow_mut() = Some(StoreError::Indeterminate("x".into()));
-    assert_eq!(client.line("MSET a 1 b 2"), "-INDETERMINATE done in part: x");
+    assert_eq!(client.line("MSET a 1 b 2"), "-INDETERMINATE done in part, at least 0 of 2 keys: x");
     assert_eq!(
         client.line("RI.DELRANGE default a z"),
         "-INDETERMINATE 0 keys or more are removed: x"
@@ -320,6 +320,35 @@ fn a_turn_that_does_not_come_is_given_up() {
     store.operation_ms.set(1);
     assert_eq!(client.line("EXISTS n"), ":0");
     assert_eq!(client.line("INCR n"), ":1");
+}
+
+/// A change of many keys stops in time, and says how much it has done.
+#[test]
+fn a_change_of_many_keys_has_a_deadline() {
+    let (store, shared) = (MemoryStore::new(1, 1), shared(None, RespLimits::default()));
+    let mut client = Client::new(&store, &shared, 1);
+    let key = |number: usize| format!("key:{number:03}");
+    let all = (0..600).map(key).collect::<Vec<_>>().join(" ");
+    let set = format!("MSET {}", (0..600).map(|number| key(number) + " v ").collect::<String>());
+    let done = |reply: String, before: &str| {
+        let done = reply.strip_prefix(before).and_then(|rest| rest.split(' ').next());
+        let done: usize = done.and_then(|done| done.parse().ok()).expect(&reply);
+        assert!((1..600).contains(&done) && reply.contains("the 1 s for a command were over"));
+        done
+    };
+    store.operation_ms.set(5);
+    let set_in_time = done(client.line(&set), "-INDETERMINATE done in part, at least ");
+    store.operation_ms.set(1);
+    assert_eq!(client.line("DBSIZE SCAN"), format!(":{set_in_time}"));
+    for line in [format!("DEL {all}"), "RI.DELRANGE default a z".into(), "FLUSHALL".into()] {
+        client.line(&set);
+        store.operation_ms.set(5);
+        let reply = client.line(&line);
+        store.operation_ms.set(1);
+        let before = if line.starts_with("DEL") { "done in part, at least " } else { "" };
+        let removed = done(reply, &format!("-INDETERMINATE {before}"));
+        assert_eq!(client.line("DBSIZE SCAN"), format!(":{}", 600 - removed), "{line:.12}");
+    }
 }
 
 /// A command that others disturb all the time gives up, and one that is disturbed a little repeats.
