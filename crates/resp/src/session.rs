@@ -149,7 +149,7 @@ impl RespSession {
     pub fn start(&mut self) -> Option<StartedCommand> {
         loop {
             if let Some((command, access)) = self.stalled.take() {
-                if !self.may_begin(&access) {
+                if !self.has_room() || !self.may_begin(&access) {
                     self.stalled = Some((command, access));
                     return None;
                 }

@@ -172,6 +172,23 @@ fn nothing_begins_beside_a_command_on_a_range() {
     assert!(session.start().is_some());
 }
 
+/// A command that has waited for another begins only when there is room for its reply.
+#[test]
+fn a_command_that_waited_finds_room_or_waits_on() {
+    let limits = RespLimits { output_bytes: 100, ..RespLimits::default() };
+    let (store, shared) = (MemoryStore::new(1, 0), shared(None, limits));
+    let mut client = Client::new(&store, &shared, 1);
+    client.line(&format!("SET a {}", "v".repeat(200)));
+    client.session.receive(b"RI.RANGE default a b\r\nGET a\r\n");
+    while client.step() {}
+    assert_eq!(client.session.running(), 0);
+    let output = client.session.output().len();
+    assert!((200..300).contains(&output), "{output}");
+    client.session.consume_output(output);
+    while client.step() {}
+    assert_eq!(client.session.output().len(), 208);
+}
+
 #[test]
 fn large_commands_weigh_as_many_small_ones() {
     let limits = RespLimits { running: 4, ..RespLimits::default() };
