@@ -13,6 +13,7 @@ use crate::reply::RespVersion;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -184,8 +185,11 @@ impl RespShared {
         lock(&self.clients).get(&id).cloned().unwrap_or_default()
     }
 
-    pub(crate) fn clients(&self) -> Vec<(u64, ClientEntry)> {
-        lock(&self.clients).iter().map(|(id, entry)| (*id, entry.clone())).collect()
+    /// The first clients whose numbers are larger than `id`.
+    pub(crate) fn clients_behind(&self, id: u64, limit: usize) -> Vec<(u64, ClientEntry)> {
+        let clients = lock(&self.clients);
+        let behind = clients.range((Bound::Excluded(id), Bound::Unbounded)).take(limit);
+        behind.map(|(id, entry)| (*id, entry.clone())).collect()
     }
 
     /// A cursor that continues behind `key`.

@@ -189,6 +189,25 @@ fn a_command_that_waited_finds_room_or_waits_on() {
     assert_eq!(client.session.output().len(), 208);
 }
 
+/// Replies that wait for an earlier one count as those that wait for the client.
+#[test]
+fn replies_that_wait_for_another_are_bounded() {
+    let limits = RespLimits { output_bytes: 64 << 10, ..RespLimits::default() };
+    for (many, most) in [("COMMAND\r\n", 96 << 10), ("GET b\r\n", 256 << 10)] {
+        let mut session = RespSession::new(shared(None, limits), "127.0.0.1:1");
+        session.receive(format!("GET a\r\n{}", many.repeat(1000)).as_bytes());
+        let first = session.start().unwrap();
+        while let Some(next) = session.start() {
+            session.complete(next.ticket, RespReply::Bulk(vec![b'v'; 60 << 10]));
+        }
+        assert!(!session.wants_input());
+        let undecoded = many.len() * 1000;
+        assert!(session.held_bytes() < most + undecoded, "{}", session.held_bytes());
+        session.complete(first.ticket, RespReply::Null);
+        assert!(session.output().len() < most, "{}", session.output().len());
+    }
+}
+
 #[test]
 fn large_commands_weigh_as_many_small_ones() {
     let limits = RespLimits { running: 4, ..RespLimits::default() };

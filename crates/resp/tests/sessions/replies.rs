@@ -205,6 +205,25 @@ fn a_connection_has_a_version_and_a_name() {
     });
 }
 
+/// A small request has no large reply.
+#[test]
+fn descriptions_are_bounded() {
+    let limits = RespLimits { reply_bytes: 10_000, ..RespLimits::default() };
+    let (store, shared) = (MemoryStore::new(1, 0), shared(None, limits));
+    let mut client = Client::new(&store, &shared, 1);
+    let most = COMMANDS.len();
+    for line in ["COMMAND INFO", "COMMAND DOCS"] {
+        let reply = client.line(&format!("{line}{}", " get".repeat(most)));
+        assert!(reply.starts_with('*'), "{reply}");
+        let reply = client.line(&format!("{line}{}", " get".repeat(most + 1)));
+        assert!(reply.ends_with(&format!("names are given, and can be at most {most}")), "{reply}");
+    }
+    let others: Vec<_> = (0..300).map(|_| Client::new(&store, &shared, 1)).collect();
+    assert_eq!(client.line("CLIENT LIST"), "-ERR the list has more than 10000 bytes");
+    drop(others);
+    assert!(client.line("CLIENT LIST").contains(" id=1 "));
+}
+
 #[test]
 fn every_command_of_the_tables_is_known_with_any_number_of_words() {
     with_client(|client| {
