@@ -522,10 +522,20 @@ impl RangeOptions {
         Ok(options)
     }
 
-    /// A bound; an empty word sets none.
-    fn bound(key: Vec<u8>, is_open: bool) -> Bound<Vec<u8>> {
+    /// The lower bound. An empty word sets none, but an open one leaves out the empty key.
+    fn lower(key: Vec<u8>, is_open: bool) -> Bound<Vec<u8>> {
         match key {
+            key if is_open => Bound::Excluded(key),
             key if key.is_empty() => Bound::Unbounded,
+            key => Bound::Included(key),
+        }
+    }
+
+    /// The upper bound. An empty word sets none, unless the page before, downwards, has ended with
+    /// the empty key.
+    fn upper(key: Vec<u8>, is_open: bool, is_reverse: bool) -> Bound<Vec<u8>> {
+        match key {
+            key if key.is_empty() && !(is_open && is_reverse) => Bound::Unbounded,
             key if is_open => Bound::Excluded(key),
             key => Bound::Included(key),
         }
@@ -539,9 +549,10 @@ fn range(
 ) -> Result<(Vec<u8>, StoreRange, RangeOptions), RespReply> {
     let (index, start, end) = (words.take(), words.take(), words.take());
     let options = RangeOptions::parse(words, allowed)?;
-    let lower = RangeOptions::bound(start, options.is_start_open);
-    let upper = RangeOptions::bound(end, options.is_end_open);
-    Ok((index, StoreRange { lower, upper, is_reverse: options.is_reverse }, options))
+    let is_reverse = options.is_reverse;
+    let lower = RangeOptions::lower(start, options.is_start_open);
+    let upper = RangeOptions::upper(end, options.is_end_open, is_reverse);
+    Ok((index, StoreRange { lower, upper, is_reverse }, options))
 }
 
 pub(crate) fn index_range(mut words: CommandWords) -> ParsedCommand {
@@ -571,10 +582,15 @@ pub(crate) fn index_scan(mut words: CommandWords) -> ParsedCommand {
     let Some(limit) = options.limit else {
         return Err(RespReply::error("RI.SCAN needs COUNT"));
     };
-    let start = RangeOptions::bound(start, options.is_start_open);
-    let end = RangeOptions::bound(options.end.unwrap_or_default(), options.is_end_open);
-    let is_reverse = options.is_reverse;
-    let (lower, upper) = if is_reverse { (end, start) } else { (start, end) };
+    let RangeOptions { is_reverse, is_start_open, is_end_open, .. } = options;
+    let (lower, upper) = if is_reverse {
+        let lower = options.end.map(|end| RangeOptions::lower(end, is_end_open));
+        let upper = RangeOptions::upper(start, is_start_open, true);
+        (lower.unwrap_or(Bound::Unbounded), upper)
+    } else {
+        let upper = RangeOptions::upper(options.end.unwrap_or_default(), is_end_open, false);
+        (RangeOptions::lower(start, is_start_open), upper)
+    };
     let range = StoreRange { lower, upper, is_reverse };
     of_index(index, StoreCommand::Range { range, limit, fields: options.fields })
 }

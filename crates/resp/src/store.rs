@@ -124,6 +124,7 @@ impl StoreRange {
     /// Whether no key can be in it.
     pub fn is_empty(&self) -> bool {
         match (&self.lower, &self.upper) {
+            (_, Bound::Excluded(upper)) if upper.is_empty() => true,
             (Bound::Unbounded, _) | (_, Bound::Unbounded) => false,
             (Bound::Included(lower), Bound::Included(upper)) => lower > upper,
             (

@@ -166,6 +166,31 @@ fn ranges_have_ends_and_both_directions() {
     });
 }
 
+/// The empty key is one that pages can end with, in both directions.
+#[test]
+fn pages_continue_behind_the_empty_key() {
+    with_client(|client| {
+        let lines = [
+            ("MSET \"\" x a y", "+OK"),
+            ("RI.SCAN default \"\" COUNT 1 FIELDS KEY", "*1 $0"),
+            ("RI.SCAN default \"\" COUNT 1 EXCLUSIVE START FIELDS KEY", "*1 $1 a"),
+            ("RI.SCAN default \"\" COUNT 9 EXCLUSIVE BOTH FIELDS KEY", "*1 $1 a"),
+            ("RI.SCAN default a COUNT 1 EXCLUSIVE START FIELDS KEY", "*0"),
+            ("RI.SCAN default \"\" COUNT 1 REV FIELDS KEY", "*1 $1 a"),
+            ("RI.SCAN default a COUNT 1 REV EXCLUSIVE START FIELDS KEY", "*1 $0"),
+            ("RI.SCAN default \"\" COUNT 1 REV EXCLUSIVE START FIELDS KEY", "*0"),
+            ("RI.SCAN default \"\" COUNT 9 REV EXCLUSIVE END FIELDS VALUE", "*2 $1 y $1 x"),
+            ("RI.RANGE default \"\" \"\" EXCLUSIVE BOTH FIELDS KEY", "*1 $1 a"),
+            ("RI.RANGE default \"\" \"\" REV EXCLUSIVE END FIELDS KEY", "*0"),
+            ("RI.COUNT default \"\" \"\"", ":2"),
+            ("RI.COUNT default \"\" \"\" EXCLUSIVE BOTH", ":1"),
+            ("RI.DELRANGE default \"\" \"\" EXCLUSIVE START", ":1"),
+            ("EXISTS \"\" a", ":1"),
+        ];
+        converse(client, &lines);
+    });
+}
+
 #[test]
 fn a_connection_has_a_version_and_a_name() {
     with_client(|client| {
