@@ -156,7 +156,9 @@ pub(super) async fn records<S: RespStore>(
         };
         found.reserve(page.len());
         for (key, value) in page {
-            bytes += key.len() + value.len() + RECORD_OVERHEAD_BYTES;
+            bytes += RECORD_OVERHEAD_BYTES;
+            bytes += if fields == RecordFields::Value { 0 } else { key.len() };
+            bytes += if fields == RecordFields::Key { 0 } else { value.len() };
             let (key, value) = (RespReply::Bulk(key), RespReply::Bulk(value));
             found.push(match fields {
                 RecordFields::Key => key,

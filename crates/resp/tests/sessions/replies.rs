@@ -191,6 +191,22 @@ fn pages_continue_behind_the_empty_key() {
     });
 }
 
+/// Only what a reply has counts against its size.
+#[test]
+fn keys_have_room_without_their_values() {
+    let limits = RespLimits { reply_bytes: 2000, ..RespLimits::default() };
+    let (store, shared) = (MemoryStore::new(1, 0), shared(None, limits));
+    let mut client = Client::new(&store, &shared, 1);
+    let large = "v".repeat(900);
+    client.line(&format!("MSET a {large} b {large} c {large}"));
+    let range = "RI.RANGE default a z FIELDS";
+    assert_eq!(client.line(&format!("{range} KEY")), "*3 $1 a $1 b $1 c");
+    for fields in ["VALUE", "BOTH"] {
+        let reply = client.line(&format!("{range} {fields}"));
+        assert_eq!(reply, "-ERR the reply has more than 2000 bytes: use LIMIT or COUNT");
+    }
+}
+
 #[test]
 fn a_connection_has_a_version_and_a_name() {
     with_client(|client| {
