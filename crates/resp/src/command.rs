@@ -4,6 +4,7 @@
 //!
 //! *Thread safety*: plain values.
 
+use crate::glob;
 use crate::number::{self, DecimalNumber};
 use crate::reply::{RespReply, RespVersion};
 use crate::store::StoreRange;
@@ -414,7 +415,7 @@ pub(crate) fn scan(mut words: CommandWords) -> ParsedCommand {
     let (mut pattern, mut count, mut has_strings) = (None, SCAN_COUNT, true);
     while let Some(option) = words.option() {
         match option.as_str() {
-            "MATCH" => pattern = Some(words.required()?),
+            "MATCH" => pattern = Some(glob::checked(words.required()?)?),
             "COUNT" => match words.integer()? {
                 limit @ 1.. => count = usize::try_from(limit).unwrap_or(MAX_SCAN_COUNT),
                 _ => return Err(syntax()),
@@ -428,7 +429,7 @@ pub(crate) fn scan(mut words: CommandWords) -> ParsedCommand {
 }
 
 pub(crate) fn keys(mut words: CommandWords) -> ParsedCommand {
-    let pattern = words.take();
+    let pattern = glob::checked(words.take())?;
     words.end(StoreCommand::Keys(pattern))
 }
 
@@ -699,10 +700,14 @@ pub(crate) fn info(words: CommandWords) -> ParsedCommand {
     connection(ConnectionCommand::Info(words.all()))
 }
 
+/// The most patterns of CONFIG GET.
+const MAX_PATTERNS: usize = 64;
+
 pub(crate) fn config(mut words: CommandWords) -> ParsedCommand {
     match words.option() {
-        Some(get) if get == "GET" && words.rest.len() > 0 => {
-            connection(ConnectionCommand::ConfigGet(words.all()))
+        Some(get) if get == "GET" && (1..=MAX_PATTERNS).contains(&words.rest.len()) => {
+            let patterns = words.rest.map(glob::checked).collect::<Result<_, _>>()?;
+            connection(ConnectionCommand::ConfigGet(patterns))
         }
         subcommand => Err(subcommand_refused("CONFIG", &subcommand.unwrap_or_default())),
     }

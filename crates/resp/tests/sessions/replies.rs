@@ -208,6 +208,22 @@ fn keys_have_room_without_their_values() {
 }
 
 #[test]
+fn a_long_pattern_is_refused() {
+    with_client(|client| {
+        client.line("SET a 1");
+        for (before, after) in [("KEYS ", ""), ("SCAN 0 MATCH ", " COUNT 9"), ("CONFIG GET x ", "")]
+        {
+            let ask = |bytes| format!("{before}{}{after}", "*".repeat(bytes));
+            assert!(client.line(&ask(1024)).starts_with('*'));
+            let why = "-ERR the pattern has 1025 bytes, and can have at most 1024";
+            assert_eq!(client.line(&ask(1025)), why);
+        }
+        let many = client.line(&format!("CONFIG GET{}", " *".repeat(65)));
+        assert_eq!(many, "-ERR unknown subcommand or wrong arguments: CONFIG GET");
+    });
+}
+
+#[test]
 fn a_connection_has_a_version_and_a_name() {
     with_client(|client| {
         assert!(client.line("HELLO").contains("$5 proto :2 $2 id :1 $4 mode"));
