@@ -74,7 +74,8 @@ fn scaled(text: &str) -> Option<i128> {
     let fraction = fraction.trim_end_matches('0');
     let digits = format!("{whole}{fraction}");
     let digits: i128 = if digits.is_empty() { 0 } else { digits.parse().ok()? };
-    let power = exponent + FRACTION_DIGITS as i32 - i32::try_from(fraction.len()).ok()?;
+    let digits_behind = i32::try_from(fraction.len()).ok()?;
+    let power = exponent.checked_add(FRACTION_DIGITS as i32)?.checked_sub(digits_behind)?;
     let factor = 10_i128.checked_pow(u32::try_from(power).ok()?)?;
     let scaled = digits.checked_mul(factor)?;
     Some(if is_negative { -scaled } else { scaled })
@@ -134,6 +135,9 @@ mod tests {
             ("5.0e-3", "0", "0.005"),
             ("-1.5", "1.5", "0"),
             ("1e30", "1", "1000000000000000000000000000000"),
+            ("0e2147483647", "1", "1"),
+            ("0.00e-2147483648", "1", "1"),
+            ("-0.0", "0e0", "0"),
         ] {
             assert_eq!(sum(left, right).as_deref(), Some(expected), "{left} + {right}");
         }
