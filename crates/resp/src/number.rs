@@ -5,8 +5,8 @@
 /// Digits behind the point that sums are exact to.
 const FRACTION_DIGITS: u32 = 17;
 const SCALE: i128 = 10_i128.pow(FRACTION_DIGITS);
-/// The longest text of a number with a fraction.
-const MAX_TEXT_BYTES: usize = 64;
+/// The longest text of a number with a fraction: any double without an exponent is shorter.
+const MAX_TEXT_BYTES: usize = 400;
 
 /// An integer in its only form: no plus sign, no leading zeros, no spaces.
 pub(crate) fn integer(text: &[u8]) -> Option<i64> {
@@ -143,6 +143,13 @@ mod tests {
         }
         assert_eq!(sum("1.7e308", "1.7e308"), None);
         assert_eq!(sum("1", "+inf"), None);
+        for large in ["1e100", "-1.7976931348623157e308", "5e-324", "-2.2250738585072014e-308"] {
+            let once = sum("0", large).unwrap();
+            assert_eq!(once.parse(), large.parse::<f64>());
+            let twice = sum(&once, large).and_then(|twice| twice.parse::<f64>().ok());
+            let expected = large.parse::<f64>().unwrap() * 2.0;
+            assert_eq!(twice, expected.is_finite().then_some(expected), "{large}");
+        }
         for bad in ["", "abc", "1 ", " 1", "nan", "1e", "--1", "1e999"] {
             assert_eq!(DecimalNumber::parse(bad.as_bytes()), None, "{bad}");
         }
