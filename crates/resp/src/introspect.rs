@@ -32,8 +32,8 @@ pub(crate) fn hello(id: u64, version: RespVersion) -> RespReply {
 const CLIENTS_AT_ONCE: usize = 256;
 
 /// The sections of INFO by default, in order.
-const SECTIONS: [&str; 7] =
-    ["SERVER", "CLIENTS", "MEMORY", "STATS", "REPLICATION", "KEYSPACE", "CLUSTER"];
+const SECTIONS: [&str; 8] =
+    ["SERVER", "CLIENTS", "MEMORY", "PERSISTENCE", "STATS", "REPLICATION", "KEYSPACE", "CLUSTER"];
 
 /// The reply to INFO.
 pub(crate) fn info(shared: &RespShared, wanted: &[Vec<u8>]) -> RespReply {
@@ -87,6 +87,8 @@ fn section_fields(shared: &RespShared, section: &str) -> Vec<(&'static str, Stri
             ("maxmemory", "0".to_owned()),
             ("maxmemory_policy", "noeviction".to_owned()),
         ],
+        // Clients wait for this one before they send commands.
+        "PERSISTENCE" => vec![("loading", "0".to_owned())],
         "STATS" => vec![
             ("total_connections_received", connections.to_string()),
             ("rejected_connections", rejected.to_string()),

@@ -253,6 +253,7 @@ fn a_connection_has_a_version_and_a_name() {
         assert!(maintenance.starts_with("-ERR unknown subcommand"), "{maintenance}");
         let info = client.line("INFO server replication");
         assert!(info.contains("redis_version:") && info.contains("role:master"), "{info}");
+        assert!(client.line("INFO").contains(" # Persistence loading:0 "));
         assert!(client.line("CLIENT LIST").contains("id=1 addr=127.0.0.1:1 name="));
         assert_eq!(client.line("COMMAND COUNT"), format!(":{}", COMMANDS.len()));
         assert!(client.line("COMMAND INFO get none").starts_with("*2 *10 $3 get :2 *2 +readonly"));
