@@ -246,7 +246,7 @@ impl RespSession {
 
     /// Number of bytes that it holds for the client, besides those of commands that run.
     pub fn held_bytes(&self) -> usize {
-        self.output.capacity() + self.ready_bytes + self.decoder.undecoded_bytes()
+        self.output.capacity() + self.ready_bytes + self.decoder.held_bytes()
     }
 
     fn may_begin(&self, access: &KeyAccess) -> bool {
