@@ -97,8 +97,8 @@ fn section_fields(shared: &RespShared, section: &str) -> Vec<(&'static str, Stri
         "REPLICATION" => {
             vec![("role", "master".to_owned()), ("connected_slaves", "0".to_owned())]
         }
-        "KEYSPACE" => match shared.last_count().last {
-            Some((keys, at, _)) if keys > 0 => {
+        "KEYSPACE" => match shared.last_count() {
+            Some((keys, at)) if keys > 0 => {
                 let age_s = shared.uptime().saturating_sub(at).as_secs();
                 vec![
                     ("db0", format!("keys={keys},expires=0,avg_ttl=0")),

@@ -9,7 +9,7 @@ use super::Deadline;
 use crate::command::RecordFields;
 use crate::glob;
 use crate::reply::RespReply;
-use crate::shared::RespShared;
+use crate::shared::{EndedCount, RespShared};
 use crate::store::{RespStore, StoreError, StoreRange, StoredRecord};
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -191,18 +191,6 @@ pub(super) async fn count<S: RespStore>(store: &S, range: StoreRange) -> RespRep
     counted(store, range).await.map_or_else(StoreError::of_read, number)
 }
 
-/// Ends a count, also if its session ends before.
-struct CountGuard<'a> {
-    shared: &'a RespShared,
-    counted: Option<(u64, std::time::Duration, std::time::Duration)>,
-}
-
-impl Drop for CountGuard<'_> {
-    fn drop(&mut self) {
-        self.shared.end_count(self.counted);
-    }
-}
-
 /// DBSIZE.
 pub(super) async fn count_all<S: RespStore>(
     store: &S,
@@ -210,18 +198,17 @@ pub(super) async fn count_all<S: RespStore>(
     is_exact: bool,
 ) -> RespReply {
     let begun = store.now();
-    if let Some(keys) = shared.begin_count(begun, is_exact) {
-        return number(keys);
-    }
-    let mut guard = CountGuard { shared, counted: None };
-    match counted(store, StoreRange::ALL).await {
-        Ok(keys) => {
-            let now = store.now();
-            guard.counted = Some((keys, now, now.saturating_sub(begun)));
-            number(keys)
+    let counted = match shared.begin_count(begun, is_exact).await {
+        Ok(known) => known,
+        Err(guard) => {
+            // It may have waited.
+            let begun = store.now();
+            let keys = counted(store, StoreRange::ALL).await;
+            guard.end(EndedCount { keys: keys.clone(), begun, ended: store.now() });
+            keys
         }
-        Err(error) => error.of_read(),
-    }
+    };
+    counted.map_or_else(StoreError::of_read, number)
 }
 
 /// Removes the keys of a page; returns how many existed.
