@@ -3,7 +3,8 @@
 //!
 //! *Invariants*
 //! - resp.S1. A cursor is never 0, never given twice by one server, and continues behind the key
-//!   that it was given for. The oldest is forgotten for the 16,385th, and then refused.
+//!   that it was given for. It is forgotten, and then refused, when the one of the next page is
+//!   used, and as the oldest for the 16,385th.
 //! - resp.S2. Passwords are compared in constant time, by their digests.
 //!
 //! *Thread safety*: any number of threads; no lock is held while something is awaited.
@@ -72,11 +73,19 @@ const SHORT_COUNT: Duration = Duration::from_millis(20);
 /// Cursors stay below 2^53, the integers that a double has.
 const FIRST_CURSOR: u64 = 1 << 51;
 
-/// The cursors of SCAN, with the key that each continues behind.
+/// The cursors of SCAN.
 #[derive(Debug)]
 struct CursorRing {
     next: u64,
-    behind: BTreeMap<u64, Vec<u8>>,
+    given: BTreeMap<u64, GivenCursor>,
+}
+
+#[derive(Debug)]
+struct GivenCursor {
+    /// The key that it continues behind.
+    behind: Vec<u8>,
+    /// The cursor of the page that it was given with; 0 for the first page.
+    former: u64,
 }
 
 /// One client, for CLIENT LIST.
@@ -207,7 +216,7 @@ impl RespShared {
         let next = FIRST_CURSOR + config.seed % FIRST_CURSOR;
         Self {
             config,
-            cursors: Mutex::new(CursorRing { next, behind: BTreeMap::new() }),
+            cursors: Mutex::new(CursorRing { next, given: BTreeMap::new() }),
             clients: Mutex::default(),
             count: Mutex::default(),
             next_client: AtomicU64::new(1),
@@ -279,21 +288,26 @@ impl RespShared {
         behind.map(|(id, entry)| (*id, entry.clone())).collect()
     }
 
-    /// A cursor that continues behind `key`.
-    pub(crate) fn give_cursor(&self, key: Vec<u8>) -> u64 {
+    /// A cursor that continues behind `key`, for the page of the cursor `former`.
+    pub(crate) fn give_cursor(&self, behind: Vec<u8>, former: u64) -> u64 {
         let mut ring = lock(&self.cursors);
         let cursor = ring.next;
         ring.next += 1;
-        ring.behind.insert(cursor, key);
-        if ring.behind.len() > MAX_CURSORS {
-            ring.behind.pop_first();
+        ring.given.insert(cursor, GivenCursor { behind, former });
+        if ring.given.len() > MAX_CURSORS {
+            ring.given.pop_first();
         }
         cursor
     }
 
-    /// The key that a cursor continues behind. It can be used again, for a repeated request.
+    /// The key that a cursor continues behind. It can be used again, for a repeated request; the
+    /// one before it is forgotten, because its page has arrived.
     pub(crate) fn cursor(&self, cursor: u64) -> Option<Vec<u8>> {
-        lock(&self.cursors).behind.get(&cursor).cloned()
+        let mut ring = lock(&self.cursors);
+        let GivenCursor { behind, former } = ring.given.get(&cursor)?;
+        let (behind, former) = (behind.clone(), *former);
+        ring.given.remove(&former);
+        Some(behind)
     }
 
     /// A count for a reply at `now`, or the right to count. While another one counts, waits for a
@@ -369,15 +383,31 @@ mod tests {
     #[test]
     fn cursors_are_forgotten_in_order() {
         let shared = shared_for_tests(None);
-        let first = shared.give_cursor(b"first".to_vec());
+        let first = shared.give_cursor(b"first".to_vec(), 0);
         assert_eq!(shared.cursor(first).as_deref(), Some(&b"first"[..]));
-        let second = shared.give_cursor(b"second".to_vec());
+        let second = shared.give_cursor(b"second".to_vec(), 0);
         for _ in 0..MAX_CURSORS - 1 {
-            assert!(shared.give_cursor(Vec::new()) < 1 << 53);
+            assert!(shared.give_cursor(Vec::new(), 0) < 1 << 53);
         }
         assert_eq!(shared.cursor(first), None);
         assert_eq!(shared.cursor(second).as_deref(), Some(&b"second"[..]));
         assert_eq!(shared.cursor(0), None);
+    }
+
+    #[test]
+    fn an_iteration_has_the_cursors_of_two_pages() {
+        let shared = shared_for_tests(None);
+        let (mut former, mut cursor) = (0, shared.give_cursor(vec![0], 0));
+        for page in 1..100 {
+            // A client may repeat the page, and gets another cursor for the next one.
+            let next = [(); 2].map(|()| {
+                assert_eq!(shared.cursor(cursor), Some(vec![page - 1]));
+                assert_eq!(shared.cursor(former), None);
+                shared.give_cursor(vec![page], cursor)
+            });
+            (former, cursor) = (cursor, next[usize::from(page) % 2]);
+        }
+        assert!(lock(&shared.cursors).given.len() <= 2 + 99);
     }
 
     #[test]

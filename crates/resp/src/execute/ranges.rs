@@ -100,7 +100,7 @@ pub(super) async fn scan<S: RespStore>(
         keys.extend(page.into_iter().map(|(key, _)| key).filter(is_wanted));
     }
     // Fewer than wanted: the range has ended.
-    let next = if has_strings && read == count { shared.give_cursor(last) } else { 0 };
+    let next = if has_strings && read == count { shared.give_cursor(last, cursor) } else { 0 };
     RespReply::Array(vec![
         RespReply::text(next.to_string()),
         RespReply::Array(keys.into_iter().map(RespReply::Bulk).collect()),
