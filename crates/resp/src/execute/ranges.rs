@@ -28,12 +28,18 @@ struct PageReader {
     range: StoreRange,
     left: usize,
     is_over: bool,
+    is_prefix: bool,
 }
 
 impl PageReader {
     fn new(range: StoreRange, limit: usize) -> Self {
         let is_over = range.is_empty() || limit == 0;
-        Self { range, left: limit, is_over }
+        Self { range, left: limit, is_over, is_prefix: false }
+    }
+
+    /// Those of a pattern's literal beginning, or of a part of it.
+    fn of_prefix(range: StoreRange, limit: usize) -> Self {
+        Self { is_prefix: true, ..Self::new(range, limit) }
     }
 
     /// The next records; none at the end.
@@ -42,7 +48,11 @@ impl PageReader {
             return Ok(Vec::new());
         }
         let wanted = self.left.min(PAGE_RECORDS);
-        let page = store.scan(self.range.clone(), wanted).await?;
+        let page = match store.scan(self.range.clone(), wanted).await {
+            // No key is as long as the prefix.
+            Err(StoreError::Invalid(_)) if self.is_prefix => Vec::new(),
+            page => page?,
+        };
         self.left -= page.len().min(wanted);
         match page.last() {
             Some((last, _)) if page.len() >= wanted && self.left > 0 => {
@@ -83,8 +93,12 @@ pub(super) async fn scan<S: RespStore>(
         };
         range = continued(range, behind);
     }
-    let (mut reader, mut keys, mut read, mut last) =
-        (PageReader::new(range, if has_strings { count } else { 0 }), Vec::new(), 0, Vec::new());
+    let (mut reader, mut keys, mut read, mut last) = (
+        PageReader::of_prefix(range, if has_strings { count } else { 0 }),
+        Vec::new(),
+        0,
+        Vec::new(),
+    );
     loop {
         let page = match reader.next(store).await {
             Ok(page) => page,
@@ -118,7 +132,7 @@ pub(super) async fn keys<S: RespStore>(
     pattern: &[u8],
 ) -> RespReply {
     let (prefix, is_prefix) = glob::literal_prefix(pattern);
-    let mut reader = PageReader::new(StoreRange::prefix(&prefix), usize::MAX);
+    let mut reader = PageReader::of_prefix(StoreRange::prefix(&prefix), usize::MAX);
     let (mut found, mut bytes) = (Vec::new(), 0);
     loop {
         let page = match reader.next(store).await {

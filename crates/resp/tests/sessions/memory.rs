@@ -12,6 +12,7 @@ use rand::{RngExt, SeedableRng};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::ops::Bound;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -19,6 +20,17 @@ use std::time::Duration;
 
 /// The longest value.
 pub(crate) const MAX_VALUE_BYTES: usize = 1000;
+
+/// The longest key.
+pub(crate) const MAX_KEY_BYTES: usize = 128;
+
+fn check(key: &[u8]) -> Result<(), StoreError> {
+    let bytes = key.len();
+    match bytes <= MAX_KEY_BYTES {
+        true => Ok(()),
+        false => Err(StoreError::Invalid(format!("the key has {bytes} bytes"))),
+    }
+}
 
 /// The store. Its clock advances with each operation.
 pub(crate) struct MemoryStore {
@@ -141,6 +153,11 @@ impl RespStore for MemoryStore {
 
     async fn scan(&self, range: StoreRange, limit: usize) -> Result<Vec<StoredRecord>, StoreError> {
         assert!(!range.is_empty());
+        for bound in [&range.lower, &range.upper] {
+            if let Bound::Included(key) | Bound::Excluded(key) = bound {
+                check(key)?;
+            }
+        }
         let scanned = self.act(|records| {
             let found = records.range((range.lower, range.upper));
             let record = |(key, value): (&Vec<u8>, &Vec<u8>)| (key.clone(), value.clone());

@@ -207,6 +207,22 @@ fn keys_have_room_without_their_values() {
     }
 }
 
+/// No key matches a pattern whose literal beginning is longer than any key.
+#[test]
+fn a_pattern_longer_than_any_key_matches_none() {
+    with_client(|client| {
+        let longest = "k".repeat(128);
+        client.line(&format!("SET {longest} 1"));
+        for rest in ["", "*", "?*"] {
+            assert_eq!(client.line(&format!("KEYS {longest}k{rest}")), "*0");
+            assert_eq!(client.line(&format!("SCAN 0 MATCH {longest}k{rest}")), "*2 $1 0 *0");
+        }
+        assert_eq!(client.line(&format!("KEYS {longest}*")), format!("*1 $128 {longest}"));
+        let why = "-ERR the key has 129 bytes";
+        assert_eq!(client.line(&format!("RI.COUNT default {longest}k z")), why);
+    });
+}
+
 #[test]
 fn a_long_pattern_is_refused() {
     with_client(|client| {
