@@ -3,6 +3,7 @@
 //! *Thread safety*: as that of the store.
 
 use super::Deadline;
+use super::modify::too_long;
 use crate::reply::RespReply;
 use crate::shared::RespShared;
 use crate::store::{RespStore, StoreError};
@@ -11,6 +12,8 @@ use futures_util::stream;
 use std::collections::BTreeMap;
 use std::future::ready;
 
+/// Every store has keys of this length.
+const SHORT_KEY_BYTES: usize = 128;
 /// How many operations of one command are in flight together.
 const MAX_IN_FLIGHT: usize = 64;
 
@@ -114,6 +117,22 @@ pub(super) async fn remove<S: RespStore>(
     tally.failure(distinct.len(), deadline).unwrap_or(RespReply::count(removed))
 }
 
+/// Refuses records that the store cannot hold, before any of them is set.
+async fn check_lengths<S: RespStore>(
+    store: &S,
+    records: &BTreeMap<Vec<u8>, Vec<u8>>,
+) -> Result<(), RespReply> {
+    let longest = records.values().map(Vec::len).max().unwrap_or(0);
+    too_long(store, longest)?;
+    // The store knows how long a key can be, and says it in its error.
+    match records.keys().max_by_key(|key| key.len()) {
+        Some(key) if key.len() > SHORT_KEY_BYTES => {
+            store.get(key).await.map_err(StoreError::of_read).map(drop)
+        }
+        _ => Ok(()),
+    }
+}
+
 /// MSET: of a key that is named twice, the last value.
 pub(super) async fn set<S: RespStore>(
     store: &S,
@@ -122,6 +141,9 @@ pub(super) async fn set<S: RespStore>(
 ) -> RespReply {
     let distinct: BTreeMap<Vec<u8>, Vec<u8>> = records.into_iter().collect();
     let deadline = Deadline::begin(store, shared);
+    if let Err(refusal) = check_lengths(store, &distinct).await {
+        return refusal;
+    }
     let mut tally = ChangeTally::default();
     let mut outcomes = stream::iter(&distinct)
         .take_while(|_| ready(!deadline.is_over(store)))

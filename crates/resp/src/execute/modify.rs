@@ -137,7 +137,8 @@ pub(super) fn part(mut value: Vec<u8>, start: i64, end: i64) -> Vec<u8> {
     value.split_off(index(start))
 }
 
-fn too_long<S: RespStore>(store: &S, bytes: usize) -> Result<(), RespReply> {
+/// Refuses a value that the store cannot hold.
+pub(super) fn too_long<S: RespStore>(store: &S, bytes: usize) -> Result<(), RespReply> {
     let max = store.max_value_bytes();
     match bytes <= max {
         true => Ok(()),

@@ -102,6 +102,7 @@ impl MemoryStore {
 
 impl RespStore for MemoryStore {
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        check(key)?;
         self.act(|records| records.get(key).cloned()).await
     }
 
@@ -128,6 +129,7 @@ impl RespStore for MemoryStore {
     }
 
     async fn upsert(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
+        check(key)?;
         self.change(|records| drop(records.insert(key.to_vec(), value.to_vec()))).await
     }
 

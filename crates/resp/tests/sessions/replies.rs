@@ -223,6 +223,19 @@ fn a_pattern_longer_than_any_key_matches_none() {
     });
 }
 
+/// MSET sets nothing if one of its records is too long.
+#[test]
+fn records_that_are_too_long_are_refused_together() {
+    with_client(|client| {
+        let long = "k".repeat(129);
+        assert_eq!(client.line(&format!("MSET a 1 {long} 2")), "-ERR the key has 129 bytes");
+        let long = "v".repeat(MAX_VALUE_BYTES + 1);
+        let why = "-ERR string exceeds maximum allowed size: 1001 bytes, of at most 1000";
+        assert_eq!(client.line(&format!("MSET a 1 b {long}")), why);
+        assert_eq!(client.line("DBSIZE"), ":0");
+    });
+}
+
 #[test]
 fn a_long_pattern_is_refused() {
     with_client(|client| {
