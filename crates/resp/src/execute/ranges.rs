@@ -225,16 +225,20 @@ pub(super) async fn count_all<S: RespStore>(
     counted.map_or_else(StoreError::of_read, number)
 }
 
+fn keys_of(page: Vec<StoredRecord>) -> Vec<Vec<u8>> {
+    page.into_iter().map(|(key, _)| key).collect()
+}
+
 /// Removes the keys of a page; returns how many existed.
 async fn remove_page<S: RespStore>(
     store: &S,
-    page: Vec<StoredRecord>,
+    page: Vec<Vec<u8>>,
     deadline: Deadline,
 ) -> (u64, Option<StoreError>) {
     let (mut removed, mut failed, mut ended) = (0, None, 0);
     let mut outcomes = stream::iter(&page)
         .take_while(|_| ready(!deadline.is_over(store)))
-        .map(|(key, _)| store.remove(key))
+        .map(|key| store.remove(key))
         .buffer_unordered(PAGE_RECORDS / 4);
     while let Some(outcome) = outcomes.next().await {
         ended += 1;
@@ -280,7 +284,7 @@ pub(super) async fn remove<S: RespStore>(
             }
             Err(error) => return stopped(removed, error),
         };
-        let (existed, failed) = remove_page(store, page, deadline).await;
+        let (existed, failed) = remove_page(store, keys_of(page), deadline).await;
         removed += existed;
         if let Some(error) = failed {
             return stopped(removed, error);
@@ -298,7 +302,7 @@ pub(super) async fn clear<S: RespStore>(store: &S, shared: &RespShared) -> RespR
             Ok(page) if page.is_empty() => break,
             Ok(page) => {
                 records += page.len();
-                pages.push(page);
+                pages.push(keys_of(page));
             }
             Err(error) => return error.of_read(),
         }
