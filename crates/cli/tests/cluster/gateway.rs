@@ -388,6 +388,18 @@ fn a_password_is_needed_beyond_this_host() {
         assert!(errors.len() == 1 && errors[0].contains(expected), "{words:?}: {said}");
     }
 
+    // It cannot say that it is ready, so it ends.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let process = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(["gateway", "--dir", &dir, "--resp", "127.0.0.1:0"])
+        .stdout(full)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut silent = Gateway { process, port: 0 };
+    let ended = eventually("the end of a gateway", || silent.process.try_wait().unwrap());
+    assert_eq!(ended.code(), Some(1));
+
     let gateway = Gateway::start(&cluster, &["--resp", "0.0.0.0:0", "--password-file", &password]);
     let mut client = gateway.connect();
     assert!(client.say("SET a 1").begins("-NOAUTH"));

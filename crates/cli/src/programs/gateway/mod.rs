@@ -183,8 +183,10 @@ pub(crate) fn run(arguments: &GatewayArguments) -> anyhow::Result<()> {
         let accept = move || accept_all(listener, &senders, &permits, &shared_by_all, ending);
         let builder = std::thread::Builder::new().name("accept".to_owned());
         threads.push(builder.spawn_scoped(scope, accept).context("cannot start a thread")?);
-        say_ready(at)?;
-        watch_over(&stop, &shared, &clock);
+        let said = say_ready(at);
+        if said.is_ok() {
+            watch_over(&stop, &shared, &clock);
+        }
         // The threads may have failed already.
         let _ = end.send(true);
         for thread in threads {
@@ -193,7 +195,7 @@ pub(crate) fn run(arguments: &GatewayArguments) -> anyhow::Result<()> {
                 Err(_) => anyhow::bail!("a thread of the gateway has failed"),
             }
         }
-        Ok(())
+        said
     })
 }
 
