@@ -128,7 +128,8 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
                 continue;
             }
             let mut buffer = buffer.borrow_mut();
-            has_advanced |= write(&socket, &mut session, context)?;
+            let has_written = write(&socket, &mut session, context)?;
+            has_advanced |= has_written;
             if session.is_over() {
                 return Poll::Ready(Ok(()));
             }
@@ -138,7 +139,10 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
                 return Poll::Pending;
             }
             let has_read = read(&socket, &mut session, &mut buffer, context)?;
-            if has_read && let (Some(idle), Some(timeout)) = (&mut idle, idle_timeout) {
+            // A client that reads a long reply is not idle.
+            if (has_read || has_written)
+                && let (Some(idle), Some(timeout)) = (&mut idle, idle_timeout)
+            {
                 idle.as_mut().reset(tokio::time::Instant::now() + timeout);
             }
             if !has_advanced && !has_read {

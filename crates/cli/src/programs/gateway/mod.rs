@@ -70,7 +70,7 @@ pub(crate) struct GatewayArguments {
     /// Serve at most this many connections at the same time
     #[arg(long, value_name = "N", default_value = "10000", value_parser = units::limited::<usize>(1, 1_000_000))]
     max_connections: usize,
-    /// Close a connection that has sent nothing for this many seconds [default: never]
+    /// Close a connection that has sent and taken nothing for this many seconds [default: never]
     #[arg(long, value_name = "SECONDS", value_parser = duration)]
     idle_seconds: Option<Duration>,
     /// Give up an operation after this many seconds; shorter than clients wait
