@@ -485,6 +485,11 @@ impl RespSession {
         introspect::hello(self.id, version)
     }
 
+    /// Whether the client has proved the password, or needs none.
+    pub fn is_authenticated(&self) -> bool {
+        self.is_authenticated
+    }
+
     /// Number of wrong passwords since the last right one.
     pub fn wrong_passwords(&self) -> u32 {
         self.wrong_passwords

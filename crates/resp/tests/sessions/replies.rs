@@ -345,6 +345,7 @@ fn without_the_password_nothing_is_done() {
     ];
     converse(&mut client, &lines);
     let mut other = Client::new(&store, &shared, 1);
+    assert!(client.session.is_authenticated() && !other.session.is_authenticated());
     assert!(other.line("HELLO 3").starts_with("-NOAUTH"));
     assert!(other.line("HELLO 3 AUTH default no").starts_with("-WRONGPASS"));
     assert_eq!(other.line("GET a"), "-NOAUTH Authentication required.");

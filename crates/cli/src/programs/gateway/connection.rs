@@ -33,6 +33,9 @@ const MAX_GROUP: usize = 64;
 /// How often a connection reads before the others of its thread have a turn.
 const MAX_READS: usize = 1;
 
+/// How long a client has to prove its password.
+const PASSWORD_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// What all connections of a thread share.
 #[derive(Clone)]
 pub(super) struct ServingThread {
@@ -96,10 +99,21 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
     let mut ended = pin!(async move { ending.wait_for(|is_ending| *is_ending).await.is_ok() });
     let mut has_ended = false;
     let mut idle = idle_timeout.map(|timeout| Box::pin(tokio::time::sleep(timeout)));
+    let needs_password = !session.is_authenticated();
+    let mut password = needs_password.then(|| Box::pin(tokio::time::sleep(PASSWORD_TIMEOUT)));
     let served: io::Result<()> = poll_fn(|context| {
         if !has_ended && ended.as_mut().poll(context).is_ready() {
             has_ended = true;
             session.end_input();
+        }
+        if session.is_authenticated() {
+            password = None;
+        }
+        // Before anything is read, because a client may send all the time.
+        if let Some(password) = &mut password
+            && password.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Ok(()));
         }
         let mut reads = 0;
         loop {
