@@ -244,6 +244,8 @@ async fn remove_page<S: RespStore>(
         ended += 1;
         match outcome {
             Ok(existed) => removed += u64::from(existed),
+            // What is unknown about one key is unknown about all.
+            Err(error @ StoreError::Indeterminate(_)) => failed = Some(error),
             Err(error) => failed = failed.or(Some(error)),
         }
     }

@@ -44,6 +44,8 @@ pub(crate) struct MemoryStore {
     pub(crate) is_taken: Cell<bool>,
     /// The error of every change, if there is one.
     pub(crate) broken: RefCell<Option<StoreError>>,
+    /// What it is after the next change.
+    pub(crate) broken_next: RefCell<Option<StoreError>>,
 }
 
 struct Waits(u32);
@@ -72,6 +74,7 @@ impl MemoryStore {
             operation_ms: Cell::new(1),
             is_taken: Cell::new(false),
             broken: RefCell::new(None),
+            broken_next: RefCell::new(None),
         }
     }
 
@@ -95,6 +98,9 @@ impl MemoryStore {
         act: impl FnOnce(&mut BTreeMap<Vec<u8>, Vec<u8>>) -> T,
     ) -> Result<T, StoreError> {
         let broken = self.broken.borrow().clone();
+        if let Some(next) = self.broken_next.borrow_mut().take() {
+            *self.broken.borrow_mut() = Some(next);
+        }
         broken.map_or(Ok(()), Err)?;
         self.act(act).await
     }

@@ -384,6 +384,14 @@ fn an_error_of_the_store_has_its_code() {
         client.line("RI.DELRANGE default a z"),
         "-INDETERMINATE 0 keys or more are removed: x"
     );
+    // Also if another key has certainly not been removed.
+    *store.broken.borrow_mut() = None;
+    client.line("MSET a 1 b 2");
+    for line in ["DEL a b", "RI.DELRANGE default a z", "FLUSHALL"] {
+        *store.broken.borrow_mut() = Some(StoreError::Unavailable("x".into()));
+        *store.broken_next.borrow_mut() = Some(StoreError::Indeterminate("y".into()));
+        assert!(client.line(line).starts_with("-INDETERMINATE "), "{line}");
+    }
 }
 
 /// Some clients repeat a whole pipeline after such an error, so a pipeline has others.
