@@ -43,7 +43,7 @@ fn replies(data: &[u8], piece: usize) -> Vec<u8> {
         port: 1,
         max_clients: 1,
         seed: 1,
-        contention_timeout: Duration::ZERO,
+        deadline: Duration::ZERO,
     }));
     let mut session = RespSession::new(shared, "client");
     let (mut pieces, mut output) = (data.chunks(piece), Vec::new());

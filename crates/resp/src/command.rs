@@ -4,6 +4,7 @@
 //!
 //! *Thread safety*: plain values.
 
+use crate::glob;
 use crate::number::{self, DecimalNumber};
 use crate::reply::{RespReply, RespVersion};
 use crate::store::StoreRange;
@@ -414,7 +415,7 @@ pub(crate) fn scan(mut words: CommandWords) -> ParsedCommand {
     let (mut pattern, mut count, mut has_strings) = (None, SCAN_COUNT, true);
     while let Some(option) = words.option() {
         match option.as_str() {
-            "MATCH" => pattern = Some(words.required()?),
+            "MATCH" => pattern = Some(glob::checked(words.required()?)?),
             "COUNT" => match words.integer()? {
                 limit @ 1.. => count = usize::try_from(limit).unwrap_or(MAX_SCAN_COUNT),
                 _ => return Err(syntax()),
@@ -428,7 +429,7 @@ pub(crate) fn scan(mut words: CommandWords) -> ParsedCommand {
 }
 
 pub(crate) fn keys(mut words: CommandWords) -> ParsedCommand {
-    let pattern = words.take();
+    let pattern = glob::checked(words.take())?;
     words.end(StoreCommand::Keys(pattern))
 }
 
@@ -522,10 +523,20 @@ impl RangeOptions {
         Ok(options)
     }
 
-    /// A bound; an empty word sets none.
-    fn bound(key: Vec<u8>, is_open: bool) -> Bound<Vec<u8>> {
+    /// The lower bound. An empty word sets none, but an open one leaves out the empty key.
+    fn lower(key: Vec<u8>, is_open: bool) -> Bound<Vec<u8>> {
         match key {
+            key if is_open => Bound::Excluded(key),
             key if key.is_empty() => Bound::Unbounded,
+            key => Bound::Included(key),
+        }
+    }
+
+    /// The upper bound. An empty word sets none, unless the page before, downwards, has ended with
+    /// the empty key.
+    fn upper(key: Vec<u8>, is_open: bool, is_reverse: bool) -> Bound<Vec<u8>> {
+        match key {
+            key if key.is_empty() && !(is_open && is_reverse) => Bound::Unbounded,
             key if is_open => Bound::Excluded(key),
             key => Bound::Included(key),
         }
@@ -539,9 +550,10 @@ fn range(
 ) -> Result<(Vec<u8>, StoreRange, RangeOptions), RespReply> {
     let (index, start, end) = (words.take(), words.take(), words.take());
     let options = RangeOptions::parse(words, allowed)?;
-    let lower = RangeOptions::bound(start, options.is_start_open);
-    let upper = RangeOptions::bound(end, options.is_end_open);
-    Ok((index, StoreRange { lower, upper, is_reverse: options.is_reverse }, options))
+    let is_reverse = options.is_reverse;
+    let lower = RangeOptions::lower(start, options.is_start_open);
+    let upper = RangeOptions::upper(end, options.is_end_open, is_reverse);
+    Ok((index, StoreRange { lower, upper, is_reverse }, options))
 }
 
 pub(crate) fn index_range(mut words: CommandWords) -> ParsedCommand {
@@ -571,10 +583,15 @@ pub(crate) fn index_scan(mut words: CommandWords) -> ParsedCommand {
     let Some(limit) = options.limit else {
         return Err(RespReply::error("RI.SCAN needs COUNT"));
     };
-    let start = RangeOptions::bound(start, options.is_start_open);
-    let end = RangeOptions::bound(options.end.unwrap_or_default(), options.is_end_open);
-    let is_reverse = options.is_reverse;
-    let (lower, upper) = if is_reverse { (end, start) } else { (start, end) };
+    let RangeOptions { is_reverse, is_start_open, is_end_open, .. } = options;
+    let (lower, upper) = if is_reverse {
+        let lower = options.end.map(|end| RangeOptions::lower(end, is_end_open));
+        let upper = RangeOptions::upper(start, is_start_open, true);
+        (lower.unwrap_or(Bound::Unbounded), upper)
+    } else {
+        let upper = RangeOptions::upper(options.end.unwrap_or_default(), is_end_open, false);
+        (RangeOptions::lower(start, is_start_open), upper)
+    };
     let range = StoreRange { lower, upper, is_reverse };
     of_index(index, StoreCommand::Range { range, limit, fields: options.fields })
 }
@@ -683,10 +700,14 @@ pub(crate) fn info(words: CommandWords) -> ParsedCommand {
     connection(ConnectionCommand::Info(words.all()))
 }
 
+/// The most patterns of CONFIG GET.
+const MAX_PATTERNS: usize = 64;
+
 pub(crate) fn config(mut words: CommandWords) -> ParsedCommand {
     match words.option() {
-        Some(get) if get == "GET" && words.rest.len() > 0 => {
-            connection(ConnectionCommand::ConfigGet(words.all()))
+        Some(get) if get == "GET" && (1..=MAX_PATTERNS).contains(&words.rest.len()) => {
+            let patterns = words.rest.map(glob::checked).collect::<Result<_, _>>()?;
+            connection(ConnectionCommand::ConfigGet(patterns))
         }
         subcommand => Err(subcommand_refused("CONFIG", &subcommand.unwrap_or_default())),
     }

@@ -20,6 +20,9 @@ const ARGUMENT_OVERHEAD_BYTES: usize = 32;
 /// The longest line that announces a count or a length: a mark, a number, CR and LF.
 const MAX_HEADER_BYTES: usize = 32;
 
+/// Size of an empty buffer of input that is kept.
+const KEPT_INPUT_BYTES: usize = 4 << 10;
+
 /// Why bytes are no command. The session ends, because it is unknown where the next one begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RespProtocolError {
@@ -127,6 +130,11 @@ impl RespDecoder {
         self.input.extend_from_slice(bytes);
     }
 
+    /// Size of the buffer of the input.
+    pub fn held_bytes(&self) -> usize {
+        self.input.capacity()
+    }
+
     /// Number of bytes that are not decoded yet.
     pub fn undecoded_bytes(&self) -> usize {
         self.input.len() - self.at
@@ -142,6 +150,17 @@ impl RespDecoder {
     /// # Errors
     /// [`RespProtocolError`] if the bytes are no command. The decoder is of no further use.
     pub fn next_command(&mut self) -> Result<Option<DecodedCommand>, RespProtocolError> {
+        let decoded = self.decode();
+        if matches!(decoded, Ok(None)) && self.undecoded_bytes() == 0 {
+            self.input.clear();
+            self.at = 0;
+            // A connection that then sends nothing holds none of a large piece.
+            self.input.shrink_to(KEPT_INPUT_BYTES);
+        }
+        decoded
+    }
+
+    fn decode(&mut self) -> Result<Option<DecodedCommand>, RespProtocolError> {
         loop {
             match self.step {
                 DecodeStep::Start => match self.rest().first() {
@@ -438,6 +457,19 @@ mod tests {
         }
         let many = [b"*200\r\n".to_vec(), b"$1\r\nk\r\n".repeat(200)].concat();
         assert_eq!(decode(&many, 9).unwrap()[0].skipped, Some(SkippedCommand::Whole));
+    }
+
+    #[test]
+    fn an_empty_buffer_is_small() {
+        let mut decoder = RespDecoder::new(RespLimits::default(), true);
+        for piece in
+            [&b"PING\r\n".repeat(10_000)[..], b"*2\r\n$3\r\nGET\r\n$60000\r\n", &[0; 50_000]]
+        {
+            decoder.feed(piece);
+            assert!(decoder.held_bytes() >= piece.len());
+            while decoder.next_command().unwrap().is_some() {}
+            assert!(decoder.held_bytes() <= KEPT_INPUT_BYTES);
+        }
     }
 
     #[test]

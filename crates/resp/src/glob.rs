@@ -2,6 +2,21 @@
 //!
 //! *Thread safety*: plain functions.
 
+use crate::reply::RespReply;
+
+/// The longest pattern. Matching takes the product of its length and that of the text.
+const MAX_PATTERN_BYTES: usize = 1024;
+
+/// The pattern, unless it is too long.
+pub(crate) fn checked(pattern: Vec<u8>) -> Result<Vec<u8>, RespReply> {
+    match pattern.len() {
+        0..=MAX_PATTERN_BYTES => Ok(pattern),
+        bytes => Err(RespReply::error(format!(
+            "the pattern has {bytes} bytes, and can have at most {MAX_PATTERN_BYTES}"
+        ))),
+    }
+}
+
 /// The bytes that every match begins with, and whether the rest of the pattern is one `*`: then
 /// every key with this prefix matches.
 pub(crate) fn literal_prefix(pattern: &[u8]) -> (Vec<u8>, bool) {

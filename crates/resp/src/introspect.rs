@@ -28,9 +28,12 @@ pub(crate) fn hello(id: u64, version: RespVersion) -> RespReply {
     ])
 }
 
+/// How many clients are copied at a time for CLIENT LIST.
+const CLIENTS_AT_ONCE: usize = 256;
+
 /// The sections of INFO by default, in order.
-const SECTIONS: [&str; 7] =
-    ["SERVER", "CLIENTS", "MEMORY", "STATS", "REPLICATION", "KEYSPACE", "CLUSTER"];
+const SECTIONS: [&str; 8] =
+    ["SERVER", "CLIENTS", "MEMORY", "PERSISTENCE", "STATS", "REPLICATION", "KEYSPACE", "CLUSTER"];
 
 /// The reply to INFO.
 pub(crate) fn info(shared: &RespShared, wanted: &[Vec<u8>]) -> RespReply {
@@ -84,6 +87,8 @@ fn section_fields(shared: &RespShared, section: &str) -> Vec<(&'static str, Stri
             ("maxmemory", "0".to_owned()),
             ("maxmemory_policy", "noeviction".to_owned()),
         ],
+        // Clients wait for this one before they send commands.
+        "PERSISTENCE" => vec![("loading", "0".to_owned())],
         "STATS" => vec![
             ("total_connections_received", connections.to_string()),
             ("rejected_connections", rejected.to_string()),
@@ -92,8 +97,8 @@ fn section_fields(shared: &RespShared, section: &str) -> Vec<(&'static str, Stri
         "REPLICATION" => {
             vec![("role", "master".to_owned()), ("connected_slaves", "0".to_owned())]
         }
-        "KEYSPACE" => match shared.last_count().last {
-            Some((keys, at, _)) if keys > 0 => {
+        "KEYSPACE" => match shared.last_count() {
+            Some((keys, at)) if keys > 0 => {
                 let age_s = shared.uptime().saturating_sub(at).as_secs();
                 vec![
                     ("db0", format!("keys={keys},expires=0,avg_ttl=0")),
@@ -173,10 +178,21 @@ pub(crate) fn command_list() -> RespReply {
     RespReply::Array(COMMANDS.iter().map(command).collect())
 }
 
+/// The reply if more names are given than there are commands.
+fn too_many(names: &[Vec<u8>]) -> Option<RespReply> {
+    let most = COMMANDS.len();
+    (names.len() > most).then(|| {
+        RespReply::error(format!("{} names are given, and can be at most {most}", names.len()))
+    })
+}
+
 /// The reply to COMMAND INFO; of all commands without names.
 pub(crate) fn command_info(names: &[Vec<u8>]) -> RespReply {
     if names.is_empty() {
         return command_list();
+    }
+    if let Some(refusal) = too_many(names) {
+        return refusal;
     }
     let one = |name: &Vec<u8>| find(name).map_or(RespReply::Null, command);
     RespReply::Array(names.iter().map(one).collect())
@@ -189,6 +205,9 @@ pub(crate) fn command_names() -> RespReply {
 
 /// The reply to COMMAND DOCS; of all commands without names.
 pub(crate) fn command_docs(names: &[Vec<u8>]) -> RespReply {
+    if let Some(refusal) = too_many(names) {
+        return refusal;
+    }
     let specs: Vec<&CommandSpec> = match names {
         [] => COMMANDS.iter().collect(),
         names => names.iter().filter_map(|name| find(name)).collect(),
@@ -222,7 +241,18 @@ pub(crate) fn client_info(shared: &RespShared, id: u64) -> RespReply {
 
 /// The reply to CLIENT LIST.
 pub(crate) fn client_list(shared: &RespShared) -> RespReply {
-    let clients = shared.clients();
-    let lines = clients.iter().map(|(id, entry)| client_line(shared, *id, entry) + "\n");
-    RespReply::Verbatim(lines.collect())
+    let (mut text, mut behind) = (String::new(), 0);
+    let max = shared.config.limits.reply_bytes;
+    loop {
+        let page = shared.clients_behind(behind, CLIENTS_AT_ONCE);
+        let Some((last, _)) = page.last() else { return RespReply::Verbatim(text) };
+        behind = *last;
+        for (id, entry) in &page {
+            text += &client_line(shared, *id, entry);
+            text.push('\n');
+        }
+        if text.len() > max {
+            return RespReply::error(format!("the list has more than {max} bytes"));
+        }
+    }
 }

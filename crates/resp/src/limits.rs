@@ -18,7 +18,8 @@ pub struct RespLimits {
     pub line_bytes: usize,
     /// No further command begins while those whose replies have not left concern this many keys.
     pub running: usize,
-    /// No further command begins while this many bytes of replies wait for the client to read them.
+    /// No further command begins while this many bytes of replies wait for an earlier reply, or for
+    /// the client to read them.
     pub output_bytes: usize,
     /// Maximum size of one reply; a command that would exceed it is answered with an error.
     pub reply_bytes: usize,

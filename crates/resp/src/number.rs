@@ -5,8 +5,8 @@
 /// Digits behind the point that sums are exact to.
 const FRACTION_DIGITS: u32 = 17;
 const SCALE: i128 = 10_i128.pow(FRACTION_DIGITS);
-/// The longest text of a number with a fraction.
-const MAX_TEXT_BYTES: usize = 64;
+/// The longest text of a number with a fraction: any double without an exponent is shorter.
+const MAX_TEXT_BYTES: usize = 400;
 
 /// An integer in its only form: no plus sign, no leading zeros, no spaces.
 pub(crate) fn integer(text: &[u8]) -> Option<i64> {
@@ -74,7 +74,8 @@ fn scaled(text: &str) -> Option<i128> {
     let fraction = fraction.trim_end_matches('0');
     let digits = format!("{whole}{fraction}");
     let digits: i128 = if digits.is_empty() { 0 } else { digits.parse().ok()? };
-    let power = exponent + FRACTION_DIGITS as i32 - i32::try_from(fraction.len()).ok()?;
+    let digits_behind = i32::try_from(fraction.len()).ok()?;
+    let power = exponent.checked_add(FRACTION_DIGITS as i32)?.checked_sub(digits_behind)?;
     let factor = 10_i128.checked_pow(u32::try_from(power).ok()?)?;
     let scaled = digits.checked_mul(factor)?;
     Some(if is_negative { -scaled } else { scaled })
@@ -134,11 +135,21 @@ mod tests {
             ("5.0e-3", "0", "0.005"),
             ("-1.5", "1.5", "0"),
             ("1e30", "1", "1000000000000000000000000000000"),
+            ("0e2147483647", "1", "1"),
+            ("0.00e-2147483648", "1", "1"),
+            ("-0.0", "0e0", "0"),
         ] {
             assert_eq!(sum(left, right).as_deref(), Some(expected), "{left} + {right}");
         }
         assert_eq!(sum("1.7e308", "1.7e308"), None);
         assert_eq!(sum("1", "+inf"), None);
+        for large in ["1e100", "-1.7976931348623157e308", "5e-324", "-2.2250738585072014e-308"] {
+            let once = sum("0", large).unwrap();
+            assert_eq!(once.parse(), large.parse::<f64>());
+            let twice = sum(&once, large).and_then(|twice| twice.parse::<f64>().ok());
+            let expected = large.parse::<f64>().unwrap() * 2.0;
+            assert_eq!(twice, expected.is_finite().then_some(expected), "{large}");
+        }
         for bad in ["", "abc", "1 ", " 1", "nan", "1e", "--1", "1e999"] {
             assert_eq!(DecimalNumber::parse(bad.as_bytes()), None, "{bad}");
         }

@@ -85,6 +85,22 @@ impl RespReply {
         self
     }
 
+    /// About how much memory it takes until it is encoded.
+    pub(crate) fn held_bytes(&self) -> usize {
+        let all = |replies: &[Self]| replies.iter().map(Self::held_bytes).sum();
+        let more = match self {
+            Self::Simple(_) | Self::Integer(_) | Self::Null => 0,
+            Self::Error(text) => text.len(),
+            Self::Bulk(bytes) => bytes.len(),
+            Self::Verbatim(text) => text.len(),
+            Self::Array(items) | Self::Set(items) => all(items),
+            Self::Map(pairs) => {
+                pairs.iter().map(|(key, value)| key.held_bytes() + value.held_bytes()).sum()
+            }
+        };
+        size_of::<Self>() + more
+    }
+
     /// Appends its bytes.
     pub fn encode(&self, version: RespVersion, output: &mut Vec<u8>) {
         match self {

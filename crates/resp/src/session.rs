@@ -7,8 +7,8 @@
 //!   when the first has its reply. A command on a range runs alone.
 //! - resp.N3. Nothing is decoded while the replies of commands on
 //!   [`RespLimits::running`](crate::RespLimits) keys are missing or wait for an earlier one, or
-//!   while [`RespLimits::output_bytes`](crate::RespLimits) of replies wait for the client. So a
-//!   client that does not read is no longer read.
+//!   while [`RespLimits::output_bytes`](crate::RespLimits) of replies wait for an earlier one or
+//!   for the client. So a client that does not read is no longer read.
 //! - resp.N4. LOADING and TRYAGAIN go only to a client that sends one command at a time. Clients
 //!   repeat a whole pipeline when a command of it has such a reply, also what has been done of it.
 //! - resp.N5. Before the password, only commands with the flag `no_auth` do something.
@@ -49,8 +49,14 @@ struct PipelineSlot {
 
 #[derive(Debug)]
 enum SlotState {
-    Running { keys: SmallVec<[u64; 4]> },
-    Ready(RespReply),
+    Running {
+        keys: SmallVec<[u64; 4]>,
+    },
+    /// Waits for those before it, and holds this many bytes.
+    Ready {
+        reply: RespReply,
+        bytes: usize,
+    },
 }
 
 /// A command of so many bytes arrives in one piece with the beginning of what is sent behind it.
@@ -72,6 +78,8 @@ pub struct RespSession {
     first: u64,
     /// The weight of all slots.
     weight: usize,
+    /// The bytes of replies in slots.
+    ready_bytes: usize,
     running: usize,
     is_exclusive: bool,
     busy: BTreeSet<u64>,
@@ -112,6 +120,7 @@ impl RespSession {
             slots: VecDeque::new(),
             first: 0,
             weight: 0,
+            ready_bytes: 0,
             running: 0,
             is_exclusive: false,
             busy: BTreeSet::new(),
@@ -142,14 +151,15 @@ impl RespSession {
 
     fn has_room(&self) -> bool {
         let limits = &self.shared.config.limits;
-        self.weight < limits.running && self.output().len() < limits.output_bytes
+        let waiting = self.output().len() + self.ready_bytes;
+        self.weight < limits.running && waiting < limits.output_bytes
     }
 
     /// The next command to run. `None` until something is received, completed or written.
     pub fn start(&mut self) -> Option<StartedCommand> {
         loop {
             if let Some((command, access)) = self.stalled.take() {
-                if !self.may_begin(&access) {
+                if !self.has_room() || !self.may_begin(&access) {
                     self.stalled = Some((command, access));
                     return None;
                 }
@@ -191,15 +201,20 @@ impl RespSession {
         let slot = place.and_then(|place| self.slots.get_mut(place));
         let may_repeat = !self.has_pipelined && slot.as_ref().is_some_and(|slot| slot.is_single);
         let reply = if may_repeat { reply } else { reply.not_repeated() };
-        let state = slot.map(|slot| std::mem::replace(&mut slot.state, SlotState::Ready(reply)));
+        // The first leaves at once.
+        let bytes = if place == Some(0) { 0 } else { reply.held_bytes() };
+        let ready = SlotState::Ready { reply, bytes };
+        let state = slot.map(|slot| std::mem::replace(&mut slot.state, ready));
         let Some(SlotState::Running { keys }) = state else {
             panic!("no command runs with {ticket:?}");
         };
         for key in keys {
             self.busy.remove(&key);
         }
+        self.ready_bytes += bytes;
         self.running -= 1;
-        self.is_exclusive = false;
+        // What ends may have run beside the command on a range.
+        self.is_exclusive &= self.running > 0;
         self.advance();
     }
 
@@ -231,7 +246,7 @@ impl RespSession {
 
     /// Number of bytes that it holds for the client, besides those of commands that run.
     pub fn held_bytes(&self) -> usize {
-        self.output.capacity() + self.decoder.undecoded_bytes()
+        self.output.capacity() + self.ready_bytes + self.decoder.held_bytes()
     }
 
     fn may_begin(&self, access: &KeyAccess) -> bool {
@@ -266,7 +281,9 @@ impl RespSession {
             reply.encode(self.version, &mut self.output);
             self.first += 1;
         } else {
-            self.push(1, SlotState::Ready(reply));
+            let bytes = reply.held_bytes();
+            self.ready_bytes += bytes;
+            self.push(1, SlotState::Ready { reply, bytes });
         }
     }
 
@@ -278,11 +295,12 @@ impl RespSession {
 
     /// Moves replies to the output, up to the first that is missing.
     fn advance(&mut self) {
-        while let Some(PipelineSlot { version, weight, state: SlotState::Ready(reply), .. }) =
-            self.slots.front()
+        while let Some(PipelineSlot { version, weight, state, .. }) = self.slots.front()
+            && let SlotState::Ready { reply, bytes } = state
         {
             reply.encode(*version, &mut self.output);
             self.weight -= weight;
+            self.ready_bytes -= bytes;
             self.slots.pop_front();
             self.first += 1;
         }
@@ -465,6 +483,11 @@ impl RespSession {
             }
         });
         introspect::hello(self.id, version)
+    }
+
+    /// Whether the client has proved the password, or needs none.
+    pub fn is_authenticated(&self) -> bool {
+        self.is_authenticated
     }
 
     /// Number of wrong passwords since the last right one.

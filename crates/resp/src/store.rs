@@ -124,6 +124,7 @@ impl StoreRange {
     /// Whether no key can be in it.
     pub fn is_empty(&self) -> bool {
         match (&self.lower, &self.upper) {
+            (_, Bound::Excluded(upper)) if upper.is_empty() => true,
             (Bound::Unbounded, _) | (_, Bound::Unbounded) => false,
             (Bound::Included(lower), Bound::Included(upper)) => lower > upper,
             (
@@ -177,9 +178,10 @@ pub trait RespStore {
     fn clear(&self) -> impl Future<Output = Result<(), StoreError>>;
 
     /// Waits until no other command of this server reads and then changes this key, and keeps them
-    /// waiting as long as the guard lives. Without it they disturb each other until one gives up.
-    fn turn(&self, _key: &[u8]) -> impl Future<Output = impl Sized> {
-        std::future::ready(())
+    /// waiting as long as the guard lives; `None` after `timeout`. Without it they disturb each
+    /// other until one gives up.
+    fn turn(&self, _key: &[u8], _timeout: Duration) -> impl Future<Output = Option<impl Sized>> {
+        std::future::ready(Some(()))
     }
 
     /// The longest value.

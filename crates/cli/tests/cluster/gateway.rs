@@ -3,6 +3,7 @@
 
 use crate::launched::{Launched, eventually, farleaf, is_running, signal, text};
 use crate::serving::compute;
+use farleaf_cluster::clock::MonotonicClock;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rustix::process::Signal;
@@ -388,8 +389,21 @@ fn a_password_is_needed_beyond_this_host() {
         assert!(errors.len() == 1 && errors[0].contains(expected), "{words:?}: {said}");
     }
 
+    // It cannot say that it is ready, so it ends.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let process = Command::new(env!("CARGO_BIN_EXE_farleaf"))
+        .args(["gateway", "--dir", &dir, "--resp", "127.0.0.1:0"])
+        .stdout(full)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut silent = Gateway { process, port: 0 };
+    let ended = eventually("the end of a gateway", || silent.process.try_wait().unwrap());
+    assert_eq!(ended.code(), Some(1));
+
     let gateway = Gateway::start(&cluster, &["--resp", "0.0.0.0:0", "--password-file", &password]);
-    let mut client = gateway.connect();
+    let (mut waiting, mut client) = (gateway.connect(), gateway.connect());
+    let clock = MonotonicClock::start();
     assert!(client.say("SET a 1").begins("-NOAUTH"));
     assert!(client.say("AUTH wrong").begins("-WRONGPASS"));
     assert_eq!(client.ask(&[b"AUTH", secret.as_bytes()]), Answer::line("+OK"));
@@ -402,6 +416,10 @@ fn a_password_is_needed_beyond_this_host() {
     let mut huge = gateway.connect();
     huge.send(b"*2\r\n$4\r\nAUTH\r\n$500000000\r\n");
     assert!(huge.answer().begins("-ERR Protocol error: unauthenticated bulk length"));
+    // Who does not prove the password is closed after a while.
+    assert!(waiting.is_closed());
+    assert!((9..20).contains(&clock.elapsed().as_secs()));
+    assert_eq!(client.say("GET a"), Answer::bytes("1"));
     assert_eq!(cluster.end(Signal::TERM), Some(0));
 
     let mut numbers =

@@ -14,8 +14,35 @@ use crate::command::StoreCommand;
 use crate::reply::RespReply;
 use crate::session::CommandTicket;
 use crate::shared::RespShared;
-use crate::store::RespStore;
+use crate::store::{RespStore, StoreError};
 use futures_util::future::join_all;
+use std::time::Duration;
+
+/// When a command that changes keys begins no further operation.
+#[derive(Clone, Copy)]
+struct Deadline {
+    begun: Duration,
+    length: Duration,
+}
+
+impl Deadline {
+    /// That of a command that begins now.
+    fn begin<S: RespStore>(store: &S, shared: &RespShared) -> Self {
+        Self { begun: store.now(), length: shared.config.deadline }
+    }
+
+    fn is_over<S: RespStore>(self, store: &S) -> bool {
+        store.now().saturating_sub(self.begun) > self.length
+    }
+
+    /// The error of what was not begun.
+    fn error(self) -> StoreError {
+        StoreError::Contended(format!(
+            "the {} s for a command were over",
+            self.length.as_secs_f32()
+        ))
+    }
+}
 
 /// Runs a command, and returns its reply.
 pub async fn execute<S: RespStore>(
@@ -91,17 +118,17 @@ async fn execute_rare<S: RespStore>(
         StoreCommand::IncrementDecimal { key, by } => {
             modify::increment_decimal(store, shared, &key, by).await
         }
-        StoreCommand::Remove(keys) => many::remove(store, keys).await,
+        StoreCommand::Remove(keys) => many::remove(store, shared, keys).await,
         StoreCommand::Exists(keys) => many::exists(store, keys).await,
         StoreCommand::GetMany(keys) => many::get(store, shared, keys).await,
-        StoreCommand::SetMany(records) => many::set(store, records).await,
+        StoreCommand::SetMany(records) => many::set(store, shared, records).await,
         StoreCommand::Scan { cursor, pattern, count, has_strings } => {
             ranges::scan(store, shared, cursor, pattern, count, has_strings).await
         }
         StoreCommand::Keys(pattern) => ranges::keys(store, shared, &pattern).await,
         StoreCommand::Count { is_exact } => ranges::count_all(store, shared, is_exact).await,
         StoreCommand::Clear => {
-            let reply = ranges::clear(store).await;
+            let reply = ranges::clear(store, shared).await;
             shared.forget_count();
             reply
         }
@@ -114,7 +141,9 @@ async fn execute_rare<S: RespStore>(
             ranges::records(store, shared, range, limit, fields).await
         }
         StoreCommand::RangeCount(range) => ranges::count(store, range).await,
-        StoreCommand::RangeRemove { range, limit } => ranges::remove(store, range, limit).await,
+        StoreCommand::RangeRemove { range, limit } => {
+            ranges::remove(store, shared, range, limit).await
+        }
         StoreCommand::Get(_) | StoreCommand::Set { .. } => {
             unreachable!("these run without this function")
         }

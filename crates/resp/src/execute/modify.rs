@@ -5,6 +5,7 @@
 //!
 //! *Thread safety*: as that of the store.
 
+use super::Deadline;
 use crate::command::{SetAnswer, SetCondition};
 use crate::number::{self, DecimalNumber};
 use crate::reply::RespReply;
@@ -68,8 +69,10 @@ async fn change<S: RespStore>(
     key: &[u8],
     decide: impl Fn(Option<&[u8]>) -> Result<(Option<Vec<u8>>, RespReply), RespReply>,
 ) -> RespReply {
-    let _turn = store.turn(key).await;
-    let begun = store.now();
+    let deadline = Deadline::begin(store, shared);
+    let Some(_turn) = store.turn(key, deadline.length).await else {
+        return contended("others wait for their turn to change this key");
+    };
     let mut former = match store.get(key).await {
         Ok(former) => former,
         Err(error) => return error.of_read(),
@@ -80,10 +83,16 @@ async fn change<S: RespStore>(
             Ok((None, reply)) => return reply,
             Err(refusal) => return refusal,
         };
+        if deadline.is_over(store) {
+            return contended("the time was over before this key was changed");
+        }
         let changed = match &former {
             Some(expected) => store.compare_exchange(key, expected, &new).await,
             None => match store.insert(key, &new).await {
                 Ok(true) => Ok(StoreExchange::Exchanged),
+                Ok(false) if deadline.is_over(store) => {
+                    return contended("another client has set this key");
+                }
                 // Its value is still to be read.
                 Ok(false) => store.get(key).await.map_err(read_only).map(StoreExchange::Differs),
                 Err(error) => Err(error),
@@ -94,11 +103,14 @@ async fn change<S: RespStore>(
             Ok(StoreExchange::Differs(current)) => former = current,
             Err(error) => return error.into(),
         }
-        if store.now().saturating_sub(begun) > shared.config.contention_timeout {
-            let why = "other clients change this key all the time: nothing was done";
-            return StoreError::Contended(why.to_owned()).into();
+        if deadline.is_over(store) {
+            return contended("other clients change this key all the time");
         }
     }
+}
+
+fn contended(why: &str) -> RespReply {
+    StoreError::Contended(format!("{why}: nothing was done")).into()
 }
 
 /// The error of a lookup, which certainly has changed nothing.
@@ -125,7 +137,8 @@ pub(super) fn part(mut value: Vec<u8>, start: i64, end: i64) -> Vec<u8> {
     value.split_off(index(start))
 }
 
-fn too_long<S: RespStore>(store: &S, bytes: usize) -> Result<(), RespReply> {
+/// Refuses a value that the store cannot hold.
+pub(super) fn too_long<S: RespStore>(store: &S, bytes: usize) -> Result<(), RespReply> {
     let max = store.max_value_bytes();
     match bytes <= max {
         true => Ok(()),

@@ -5,13 +5,15 @@
 //!
 //! *Thread safety*: as that of the store.
 
+use super::Deadline;
 use crate::command::RecordFields;
 use crate::glob;
 use crate::reply::RespReply;
-use crate::shared::RespShared;
+use crate::shared::{EndedCount, RespShared};
 use crate::store::{RespStore, StoreError, StoreRange, StoredRecord};
 use futures_util::StreamExt;
 use futures_util::stream;
+use std::future::ready;
 use std::ops::Bound;
 
 /// How many records are read at a time.
@@ -26,12 +28,18 @@ struct PageReader {
     range: StoreRange,
     left: usize,
     is_over: bool,
+    is_prefix: bool,
 }
 
 impl PageReader {
     fn new(range: StoreRange, limit: usize) -> Self {
         let is_over = range.is_empty() || limit == 0;
-        Self { range, left: limit, is_over }
+        Self { range, left: limit, is_over, is_prefix: false }
+    }
+
+    /// Those of a pattern's literal beginning, or of a part of it.
+    fn of_prefix(range: StoreRange, limit: usize) -> Self {
+        Self { is_prefix: true, ..Self::new(range, limit) }
     }
 
     /// The next records; none at the end.
@@ -40,7 +48,11 @@ impl PageReader {
             return Ok(Vec::new());
         }
         let wanted = self.left.min(PAGE_RECORDS);
-        let page = store.scan(self.range.clone(), wanted).await?;
+        let page = match store.scan(self.range.clone(), wanted).await {
+            // No key is as long as the prefix.
+            Err(StoreError::Invalid(_)) if self.is_prefix => Vec::new(),
+            page => page?,
+        };
         self.left -= page.len().min(wanted);
         match page.last() {
             Some((last, _)) if page.len() >= wanted && self.left > 0 => {
@@ -81,8 +93,12 @@ pub(super) async fn scan<S: RespStore>(
         };
         range = continued(range, behind);
     }
-    let (mut reader, mut keys, mut read, mut last) =
-        (PageReader::new(range, if has_strings { count } else { 0 }), Vec::new(), 0, Vec::new());
+    let (mut reader, mut keys, mut read, mut last) = (
+        PageReader::of_prefix(range, if has_strings { count } else { 0 }),
+        Vec::new(),
+        0,
+        Vec::new(),
+    );
     loop {
         let page = match reader.next(store).await {
             Ok(page) => page,
@@ -98,7 +114,7 @@ pub(super) async fn scan<S: RespStore>(
         keys.extend(page.into_iter().map(|(key, _)| key).filter(is_wanted));
     }
     // Fewer than wanted: the range has ended.
-    let next = if has_strings && read == count { shared.give_cursor(last) } else { 0 };
+    let next = if has_strings && read == count { shared.give_cursor(last, cursor) } else { 0 };
     RespReply::Array(vec![
         RespReply::text(next.to_string()),
         RespReply::Array(keys.into_iter().map(RespReply::Bulk).collect()),
@@ -116,7 +132,7 @@ pub(super) async fn keys<S: RespStore>(
     pattern: &[u8],
 ) -> RespReply {
     let (prefix, is_prefix) = glob::literal_prefix(pattern);
-    let mut reader = PageReader::new(StoreRange::prefix(&prefix), usize::MAX);
+    let mut reader = PageReader::of_prefix(StoreRange::prefix(&prefix), usize::MAX);
     let (mut found, mut bytes) = (Vec::new(), 0);
     loop {
         let page = match reader.next(store).await {
@@ -154,7 +170,9 @@ pub(super) async fn records<S: RespStore>(
         };
         found.reserve(page.len());
         for (key, value) in page {
-            bytes += key.len() + value.len() + RECORD_OVERHEAD_BYTES;
+            bytes += RECORD_OVERHEAD_BYTES;
+            bytes += if fields == RecordFields::Value { 0 } else { key.len() };
+            bytes += if fields == RecordFields::Key { 0 } else { value.len() };
             let (key, value) = (RespReply::Bulk(key), RespReply::Bulk(value));
             found.push(match fields {
                 RecordFields::Key => key,
@@ -187,18 +205,6 @@ pub(super) async fn count<S: RespStore>(store: &S, range: StoreRange) -> RespRep
     counted(store, range).await.map_or_else(StoreError::of_read, number)
 }
 
-/// Ends a count, also if its session ends before.
-struct CountGuard<'a> {
-    shared: &'a RespShared,
-    counted: Option<(u64, std::time::Duration, std::time::Duration)>,
-}
-
-impl Drop for CountGuard<'_> {
-    fn drop(&mut self) {
-        self.shared.end_count(self.counted);
-    }
-}
-
 /// DBSIZE.
 pub(super) async fn count_all<S: RespStore>(
     store: &S,
@@ -206,33 +212,45 @@ pub(super) async fn count_all<S: RespStore>(
     is_exact: bool,
 ) -> RespReply {
     let begun = store.now();
-    if let Some(keys) = shared.begin_count(begun, is_exact) {
-        return number(keys);
-    }
-    let mut guard = CountGuard { shared, counted: None };
-    match counted(store, StoreRange::ALL).await {
-        Ok(keys) => {
-            let now = store.now();
-            guard.counted = Some((keys, now, now.saturating_sub(begun)));
-            number(keys)
+    let counted = match shared.begin_count(begun, is_exact).await {
+        Ok(known) => known,
+        Err(guard) => {
+            // It may have waited.
+            let begun = store.now();
+            let keys = counted(store, StoreRange::ALL).await;
+            guard.end(EndedCount { keys: keys.clone(), begun, ended: store.now() });
+            keys
         }
-        Err(error) => error.of_read(),
-    }
+    };
+    counted.map_or_else(StoreError::of_read, number)
+}
+
+fn keys_of(page: Vec<StoredRecord>) -> Vec<Vec<u8>> {
+    page.into_iter().map(|(key, _)| key).collect()
 }
 
 /// Removes the keys of a page; returns how many existed.
 async fn remove_page<S: RespStore>(
     store: &S,
-    page: Vec<StoredRecord>,
+    page: Vec<Vec<u8>>,
+    deadline: Deadline,
 ) -> (u64, Option<StoreError>) {
-    let (mut removed, mut failed) = (0, None);
-    let mut outcomes =
-        stream::iter(&page).map(|(key, _)| store.remove(key)).buffer_unordered(PAGE_RECORDS / 4);
+    let (mut removed, mut failed, mut ended) = (0, None, 0);
+    let mut outcomes = stream::iter(&page)
+        .take_while(|_| ready(!deadline.is_over(store)))
+        .map(|key| store.remove(key))
+        .buffer_unordered(PAGE_RECORDS / 4);
     while let Some(outcome) = outcomes.next().await {
+        ended += 1;
         match outcome {
             Ok(existed) => removed += u64::from(existed),
+            // What is unknown about one key is unknown about all.
+            Err(error @ StoreError::Indeterminate(_)) => failed = Some(error),
             Err(error) => failed = failed.or(Some(error)),
         }
+    }
+    if ended < page.len() {
+        failed = failed.or(Some(deadline.error()));
     }
     (removed, failed)
 }
@@ -250,7 +268,13 @@ fn stopped(removed: u64, error: StoreError) -> RespReply {
 
 /// RI.DELRANGE: every key that is in the range throughout is removed; of those that are written
 /// meanwhile, some.
-pub(super) async fn remove<S: RespStore>(store: &S, range: StoreRange, limit: usize) -> RespReply {
+pub(super) async fn remove<S: RespStore>(
+    store: &S,
+    shared: &RespShared,
+    range: StoreRange,
+    limit: usize,
+) -> RespReply {
+    let deadline = Deadline::begin(store, shared);
     let (mut reader, mut removed) = (PageReader::new(range, limit), 0);
     loop {
         let page = match reader.next(store).await {
@@ -262,7 +286,7 @@ pub(super) async fn remove<S: RespStore>(store: &S, range: StoreRange, limit: us
             }
             Err(error) => return stopped(removed, error),
         };
-        let (existed, failed) = remove_page(store, page).await;
+        let (existed, failed) = remove_page(store, keys_of(page), deadline).await;
         removed += existed;
         if let Some(error) = failed {
             return stopped(removed, error);
@@ -271,7 +295,8 @@ pub(super) async fn remove<S: RespStore>(store: &S, range: StoreRange, limit: us
 }
 
 /// FLUSHDB and FLUSHALL.
-pub(super) async fn clear<S: RespStore>(store: &S) -> RespReply {
+pub(super) async fn clear<S: RespStore>(store: &S, shared: &RespShared) -> RespReply {
+    let deadline = Deadline::begin(store, shared);
     let (mut reader, mut removed) = (PageReader::new(StoreRange::ALL, MAX_FLUSHED_SINGLY + 1), 0);
     let (mut records, mut pages) = (0, Vec::new());
     loop {
@@ -279,7 +304,7 @@ pub(super) async fn clear<S: RespStore>(store: &S) -> RespReply {
             Ok(page) if page.is_empty() => break,
             Ok(page) => {
                 records += page.len();
-                pages.push(page);
+                pages.push(keys_of(page));
             }
             Err(error) => return error.of_read(),
         }
@@ -288,7 +313,7 @@ pub(super) async fn clear<S: RespStore>(store: &S) -> RespReply {
         return store.clear().await.map_or_else(RespReply::from, |()| RespReply::OK);
     }
     for page in pages {
-        let (existed, failed) = remove_page(store, page).await;
+        let (existed, failed) = remove_page(store, page, deadline).await;
         removed += existed;
         if let Some(error) = failed {
             return stopped(removed, error);

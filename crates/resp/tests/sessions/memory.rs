@@ -12,6 +12,7 @@ use rand::{RngExt, SeedableRng};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::ops::Bound;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -20,14 +21,31 @@ use std::time::Duration;
 /// The longest value.
 pub(crate) const MAX_VALUE_BYTES: usize = 1000;
 
+/// The longest key.
+pub(crate) const MAX_KEY_BYTES: usize = 128;
+
+fn check(key: &[u8]) -> Result<(), StoreError> {
+    let bytes = key.len();
+    match bytes <= MAX_KEY_BYTES {
+        true => Ok(()),
+        false => Err(StoreError::Invalid(format!("the key has {bytes} bytes"))),
+    }
+}
+
 /// The store. Its clock advances with each operation.
 pub(crate) struct MemoryStore {
     pub(crate) records: RefCell<BTreeMap<Vec<u8>, Vec<u8>>>,
     rng: RefCell<SmallRng>,
     most_waits: u32,
-    now: Cell<u64>,
+    pub(crate) now: Cell<u64>,
+    /// How long an operation takes by the clock.
+    pub(crate) operation_ms: Cell<u64>,
+    /// Whether another command has the turn of every key.
+    pub(crate) is_taken: Cell<bool>,
     /// The error of every change, if there is one.
     pub(crate) broken: RefCell<Option<StoreError>>,
+    /// What it is after the next change.
+    pub(crate) broken_next: RefCell<Option<StoreError>>,
 }
 
 struct Waits(u32);
@@ -53,7 +71,10 @@ impl MemoryStore {
             rng: RefCell::new(SmallRng::seed_from_u64(seed)),
             most_waits,
             now: Cell::new(0),
+            operation_ms: Cell::new(1),
+            is_taken: Cell::new(false),
             broken: RefCell::new(None),
+            broken_next: RefCell::new(None),
         }
     }
 
@@ -65,7 +86,7 @@ impl MemoryStore {
         &self,
         act: impl FnOnce(&mut BTreeMap<Vec<u8>, Vec<u8>>) -> T,
     ) -> Result<T, StoreError> {
-        self.now.set(self.now.get() + 1);
+        self.now.set(self.now.get() + self.operation_ms.get());
         self.waits().await;
         let done = act(&mut self.records.borrow_mut());
         self.waits().await;
@@ -77,6 +98,9 @@ impl MemoryStore {
         act: impl FnOnce(&mut BTreeMap<Vec<u8>, Vec<u8>>) -> T,
     ) -> Result<T, StoreError> {
         let broken = self.broken.borrow().clone();
+        if let Some(next) = self.broken_next.borrow_mut().take() {
+            *self.broken.borrow_mut() = Some(next);
+        }
         broken.map_or(Ok(()), Err)?;
         self.act(act).await
     }
@@ -84,6 +108,7 @@ impl MemoryStore {
 
 impl RespStore for MemoryStore {
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        check(key)?;
         self.act(|records| records.get(key).cloned()).await
     }
 
@@ -110,6 +135,7 @@ impl RespStore for MemoryStore {
     }
 
     async fn upsert(&self, key: &[u8], value: &[u8]) -> Result<(), StoreError> {
+        check(key)?;
         self.change(|records| drop(records.insert(key.to_vec(), value.to_vec()))).await
     }
 
@@ -135,6 +161,11 @@ impl RespStore for MemoryStore {
 
     async fn scan(&self, range: StoreRange, limit: usize) -> Result<Vec<StoredRecord>, StoreError> {
         assert!(!range.is_empty());
+        for bound in [&range.lower, &range.upper] {
+            if let Bound::Included(key) | Bound::Excluded(key) = bound {
+                check(key)?;
+            }
+        }
         let scanned = self.act(|records| {
             let found = records.range((range.lower, range.upper));
             let record = |(key, value): (&Vec<u8>, &Vec<u8>)| (key.clone(), value.clone());
@@ -148,6 +179,14 @@ impl RespStore for MemoryStore {
 
     async fn clear(&self) -> Result<(), StoreError> {
         self.change(BTreeMap::clear).await
+    }
+
+    async fn turn(&self, _key: &[u8], timeout: Duration) -> Option<impl Sized> {
+        let is_free = !self.is_taken.get();
+        if !is_free {
+            self.now.set(self.now.get() + timeout.as_millis() as u64);
+        }
+        is_free.then_some(())
     }
 
     fn max_value_bytes(&self) -> usize {
@@ -173,7 +212,7 @@ pub(crate) fn shared(password: Option<&str>, limits: RespLimits) -> Arc<RespShar
         port: 6379,
         max_clients: 10,
         seed: 1,
-        contention_timeout: Duration::from_secs(1),
+        deadline: Duration::from_secs(1),
     }))
 }
 

@@ -1,7 +1,7 @@
 //! Pipelines in any pieces, with any order of completion; and input that no client should send.
 
 use crate::memory::{Client, MemoryStore, command, shared};
-use farleaf_resp::{RespDecoder, RespLimits};
+use farleaf_resp::{RespDecoder, RespLimits, RespReply, RespSession, StoreCommand};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use redis_protocol::resp2::types::{OwnedFrame, Resp2Frame};
@@ -10,7 +10,7 @@ use redis_protocol::resp2::types::{OwnedFrame, Resp2Frame};
 fn any_command() -> impl Strategy<Value = Vec<u8>> {
     let key = (0..4_u8).prop_map(|key| vec![b'k', key]);
     let other = (0..4_u8).prop_map(|key| vec![b'k', key]);
-    (0..18_u8, key, other, vec(any::<u8>(), 0..4)).prop_map(|(kind, key, other, value)| {
+    (0..20_u8, key, other, vec(any::<u8>(), 0..4)).prop_map(|(kind, key, other, value)| {
         let words: Vec<&[u8]> = match kind {
             0..3 => vec![b"GET", &key],
             3..5 => vec![b"SET", &key, &value],
@@ -25,6 +25,8 @@ fn any_command() -> impl Strategy<Value = Vec<u8>> {
             14 => vec![b"DBSIZE", b"SCAN"],
             15 => vec![b"PING", &value],
             16 => vec![b"HELLO", if value.len() % 2 == 0 { b"2" } else { b"3" }],
+            17 => vec![b"TIME"],
+            18 => vec![b"RI.DELRANGE", b"default", &key, &other],
             _ => vec![b"KEYS", b"*"],
         };
         command(&words)
@@ -155,6 +157,55 @@ fn who_does_not_read_is_not_read() {
     assert_eq!(sent, 2);
     client.session.consume_output(client.session.output().len());
     assert!(client.session.wants_input());
+}
+
+/// TIME may run beside a command on a range, and its end does not let others begin.
+#[test]
+fn nothing_begins_beside_a_command_on_a_range() {
+    let mut session = RespSession::new(shared(None, RespLimits::default()), "127.0.0.1:1");
+    session.receive(b"RI.DELRANGE default \"\" \"\"\r\nTIME\r\nSET a 1\r\n");
+    let [removal, time] = [session.start().unwrap(), session.start().unwrap()];
+    assert_eq!(time.command, StoreCommand::Time);
+    session.complete(time.ticket, RespReply::OK);
+    assert!(session.start().is_none());
+    session.complete(removal.ticket, RespReply::Integer(0));
+    assert!(session.start().is_some());
+}
+
+/// A command that has waited for another begins only when there is room for its reply.
+#[test]
+fn a_command_that_waited_finds_room_or_waits_on() {
+    let limits = RespLimits { output_bytes: 100, ..RespLimits::default() };
+    let (store, shared) = (MemoryStore::new(1, 0), shared(None, limits));
+    let mut client = Client::new(&store, &shared, 1);
+    client.line(&format!("SET a {}", "v".repeat(200)));
+    client.session.receive(b"RI.RANGE default a b\r\nGET a\r\n");
+    while client.step() {}
+    assert_eq!(client.session.running(), 0);
+    let output = client.session.output().len();
+    assert!((200..300).contains(&output), "{output}");
+    client.session.consume_output(output);
+    while client.step() {}
+    assert_eq!(client.session.output().len(), 208);
+}
+
+/// Replies that wait for an earlier one count as those that wait for the client.
+#[test]
+fn replies_that_wait_for_another_are_bounded() {
+    let limits = RespLimits { output_bytes: 64 << 10, ..RespLimits::default() };
+    for (many, most) in [("COMMAND\r\n", 96 << 10), ("GET b\r\n", 256 << 10)] {
+        let mut session = RespSession::new(shared(None, limits), "127.0.0.1:1");
+        session.receive(format!("GET a\r\n{}", many.repeat(1000)).as_bytes());
+        let first = session.start().unwrap();
+        while let Some(next) = session.start() {
+            session.complete(next.ticket, RespReply::Bulk(vec![b'v'; 60 << 10]));
+        }
+        assert!(!session.wants_input());
+        let undecoded = many.len() * 1000;
+        assert!(session.held_bytes() < most + undecoded, "{}", session.held_bytes());
+        session.complete(first.ticket, RespReply::Null);
+        assert!(session.output().len() < most, "{}", session.output().len());
+    }
 }
 
 #[test]

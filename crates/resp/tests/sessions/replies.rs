@@ -166,6 +166,92 @@ fn ranges_have_ends_and_both_directions() {
     });
 }
 
+/// The empty key is one that pages can end with, in both directions.
+#[test]
+fn pages_continue_behind_the_empty_key() {
+    with_client(|client| {
+        let lines = [
+            ("MSET \"\" x a y", "+OK"),
+            ("RI.SCAN default \"\" COUNT 1 FIELDS KEY", "*1 $0"),
+            ("RI.SCAN default \"\" COUNT 1 EXCLUSIVE START FIELDS KEY", "*1 $1 a"),
+            ("RI.SCAN default \"\" COUNT 9 EXCLUSIVE BOTH FIELDS KEY", "*1 $1 a"),
+            ("RI.SCAN default a COUNT 1 EXCLUSIVE START FIELDS KEY", "*0"),
+            ("RI.SCAN default \"\" COUNT 1 REV FIELDS KEY", "*1 $1 a"),
+            ("RI.SCAN default a COUNT 1 REV EXCLUSIVE START FIELDS KEY", "*1 $0"),
+            ("RI.SCAN default \"\" COUNT 1 REV EXCLUSIVE START FIELDS KEY", "*0"),
+            ("RI.SCAN default \"\" COUNT 9 REV EXCLUSIVE END FIELDS VALUE", "*2 $1 y $1 x"),
+            ("RI.RANGE default \"\" \"\" EXCLUSIVE BOTH FIELDS KEY", "*1 $1 a"),
+            ("RI.RANGE default \"\" \"\" REV EXCLUSIVE END FIELDS KEY", "*0"),
+            ("RI.COUNT default \"\" \"\"", ":2"),
+            ("RI.COUNT default \"\" \"\" EXCLUSIVE BOTH", ":1"),
+            ("RI.DELRANGE default \"\" \"\" EXCLUSIVE START", ":1"),
+            ("EXISTS \"\" a", ":1"),
+        ];
+        converse(client, &lines);
+    });
+}
+
+/// Only what a reply has counts against its size.
+#[test]
+fn keys_have_room_without_their_values() {
+    let limits = RespLimits { reply_bytes: 2000, ..RespLimits::default() };
+    let (store, shared) = (MemoryStore::new(1, 0), shared(None, limits));
+    let mut client = Client::new(&store, &shared, 1);
+    let large = "v".repeat(900);
+    client.line(&format!("MSET a {large} b {large} c {large}"));
+    let range = "RI.RANGE default a z FIELDS";
+    assert_eq!(client.line(&format!("{range} KEY")), "*3 $1 a $1 b $1 c");
+    for fields in ["VALUE", "BOTH"] {
+        let reply = client.line(&format!("{range} {fields}"));
+        assert_eq!(reply, "-ERR the reply has more than 2000 bytes: use LIMIT or COUNT");
+    }
+}
+
+/// No key matches a pattern whose literal beginning is longer than any key.
+#[test]
+fn a_pattern_longer_than_any_key_matches_none() {
+    with_client(|client| {
+        let longest = "k".repeat(128);
+        client.line(&format!("SET {longest} 1"));
+        for rest in ["", "*", "?*"] {
+            assert_eq!(client.line(&format!("KEYS {longest}k{rest}")), "*0");
+            assert_eq!(client.line(&format!("SCAN 0 MATCH {longest}k{rest}")), "*2 $1 0 *0");
+        }
+        assert_eq!(client.line(&format!("KEYS {longest}*")), format!("*1 $128 {longest}"));
+        let why = "-ERR the key has 129 bytes";
+        assert_eq!(client.line(&format!("RI.COUNT default {longest}k z")), why);
+    });
+}
+
+/// MSET sets nothing if one of its records is too long.
+#[test]
+fn records_that_are_too_long_are_refused_together() {
+    with_client(|client| {
+        let long = "k".repeat(129);
+        assert_eq!(client.line(&format!("MSET a 1 {long} 2")), "-ERR the key has 129 bytes");
+        let long = "v".repeat(MAX_VALUE_BYTES + 1);
+        let why = "-ERR string exceeds maximum allowed size: 1001 bytes, of at most 1000";
+        assert_eq!(client.line(&format!("MSET a 1 b {long}")), why);
+        assert_eq!(client.line("DBSIZE"), ":0");
+    });
+}
+
+#[test]
+fn a_long_pattern_is_refused() {
+    with_client(|client| {
+        client.line("SET a 1");
+        for (before, after) in [("KEYS ", ""), ("SCAN 0 MATCH ", " COUNT 9"), ("CONFIG GET x ", "")]
+        {
+            let ask = |bytes| format!("{before}{}{after}", "*".repeat(bytes));
+            assert!(client.line(&ask(1024)).starts_with('*'));
+            let why = "-ERR the pattern has 1025 bytes, and can have at most 1024";
+            assert_eq!(client.line(&ask(1025)), why);
+        }
+        let many = client.line(&format!("CONFIG GET{}", " *".repeat(65)));
+        assert_eq!(many, "-ERR unknown subcommand or wrong arguments: CONFIG GET");
+    });
+}
+
 #[test]
 fn a_connection_has_a_version_and_a_name() {
     with_client(|client| {
@@ -196,6 +282,7 @@ fn a_connection_has_a_version_and_a_name() {
         assert!(maintenance.starts_with("-ERR unknown subcommand"), "{maintenance}");
         let info = client.line("INFO server replication");
         assert!(info.contains("redis_version:") && info.contains("role:master"), "{info}");
+        assert!(client.line("INFO").contains(" # Persistence loading:0 "));
         assert!(client.line("CLIENT LIST").contains("id=1 addr=127.0.0.1:1 name="));
         assert_eq!(client.line("COMMAND COUNT"), format!(":{}", COMMANDS.len()));
         assert!(client.line("COMMAND INFO get none").starts_with("*2 *10 $3 get :2 *2 +readonly"));
@@ -203,6 +290,25 @@ fn a_connection_has_a_version_and_a_name() {
         assert_eq!(client.line("QUIT"), "+OK");
         assert!(client.session.is_over());
     });
+}
+
+/// A small request has no large reply.
+#[test]
+fn descriptions_are_bounded() {
+    let limits = RespLimits { reply_bytes: 10_000, ..RespLimits::default() };
+    let (store, shared) = (MemoryStore::new(1, 0), shared(None, limits));
+    let mut client = Client::new(&store, &shared, 1);
+    let most = COMMANDS.len();
+    for line in ["COMMAND INFO", "COMMAND DOCS"] {
+        let reply = client.line(&format!("{line}{}", " get".repeat(most)));
+        assert!(reply.starts_with('*'), "{reply}");
+        let reply = client.line(&format!("{line}{}", " get".repeat(most + 1)));
+        assert!(reply.ends_with(&format!("names are given, and can be at most {most}")), "{reply}");
+    }
+    let others: Vec<_> = (0..300).map(|_| Client::new(&store, &shared, 1)).collect();
+    assert_eq!(client.line("CLIENT LIST"), "-ERR the list has more than 10000 bytes");
+    drop(others);
+    assert!(client.line("CLIENT LIST").contains(" id=1 "));
 }
 
 #[test]
@@ -239,6 +345,7 @@ fn without_the_password_nothing_is_done() {
     ];
     converse(&mut client, &lines);
     let mut other = Client::new(&store, &shared, 1);
+    assert!(client.session.is_authenticated() && !other.session.is_authenticated());
     assert!(other.line("HELLO 3").starts_with("-NOAUTH"));
     assert!(other.line("HELLO 3 AUTH default no").starts_with("-WRONGPASS"));
     assert_eq!(other.line("GET a"), "-NOAUTH Authentication required.");
@@ -272,11 +379,19 @@ fn an_error_of_the_store_has_its_code() {
         assert_eq!(client.line("GET n"), "$1 1");
     }
     *store.broken.borrow_mut() = Some(StoreError::Indeterminate("x".into()));
-    assert_eq!(client.line("MSET a 1 b 2"), "-INDETERMINATE done in part: x");
+    assert_eq!(client.line("MSET a 1 b 2"), "-INDETERMINATE done in part, at least 0 of 2 keys: x");
     assert_eq!(
         client.line("RI.DELRANGE default a z"),
         "-INDETERMINATE 0 keys or more are removed: x"
     );
+    // Also if another key has certainly not been removed.
+    *store.broken.borrow_mut() = None;
+    client.line("MSET a 1 b 2");
+    for line in ["DEL a b", "RI.DELRANGE default a z", "FLUSHALL"] {
+        *store.broken.borrow_mut() = Some(StoreError::Unavailable("x".into()));
+        *store.broken_next.borrow_mut() = Some(StoreError::Indeterminate("y".into()));
+        assert!(client.line(line).starts_with("-INDETERMINATE "), "{line}");
+    }
 }
 
 /// Some clients repeat a whole pipeline after such an error, so a pipeline has others.
@@ -299,6 +414,55 @@ fn a_pipeline_gets_no_error_after_which_clients_repeat_it() {
         assert_eq!(client.send(&set, usize::MAX), single.as_bytes());
         assert_eq!(client.send(&set.repeat(2), usize::MAX), in_pipeline.repeat(2).as_bytes());
         assert_eq!(client.send(&set, usize::MAX), in_pipeline.as_bytes());
+    }
+}
+
+/// What waits for others is bounded, and has done nothing.
+#[test]
+fn a_turn_that_does_not_come_is_given_up() {
+    let (store, shared) = (MemoryStore::new(1, 0), shared(None, RespLimits::default()));
+    let mut client = Client::new(&store, &shared, 1);
+    store.is_taken.set(true);
+    for line in ["INCR n", "APPEND n 1", "SETRANGE n 1 x", "GETSET n 1", "SET n 1 GET"] {
+        let reply = client.line(line);
+        assert!(reply.starts_with("-TRYAGAIN ") && reply.ends_with("nothing was done"), "{reply}");
+    }
+    assert!(store.now.get() >= 5000);
+    store.is_taken.set(false);
+    // The read takes as long as the whole command may.
+    store.operation_ms.set(1001);
+    assert!(client.line("INCR n").starts_with("-TRYAGAIN "));
+    store.operation_ms.set(1);
+    assert_eq!(client.line("EXISTS n"), ":0");
+    assert_eq!(client.line("INCR n"), ":1");
+}
+
+/// A change of many keys stops in time, and says how much it has done.
+#[test]
+fn a_change_of_many_keys_has_a_deadline() {
+    let (store, shared) = (MemoryStore::new(1, 1), shared(None, RespLimits::default()));
+    let mut client = Client::new(&store, &shared, 1);
+    let key = |number: usize| format!("key:{number:03}");
+    let all = (0..600).map(key).collect::<Vec<_>>().join(" ");
+    let set = format!("MSET {}", (0..600).map(|number| key(number) + " v ").collect::<String>());
+    let done = |reply: String, before: &str| {
+        let done = reply.strip_prefix(before).and_then(|rest| rest.split(' ').next());
+        let done: usize = done.and_then(|done| done.parse().ok()).expect(&reply);
+        assert!((1..600).contains(&done) && reply.contains("the 1 s for a command were over"));
+        done
+    };
+    store.operation_ms.set(5);
+    let set_in_time = done(client.line(&set), "-INDETERMINATE done in part, at least ");
+    store.operation_ms.set(1);
+    assert_eq!(client.line("DBSIZE SCAN"), format!(":{set_in_time}"));
+    for line in [format!("DEL {all}"), "RI.DELRANGE default a z".into(), "FLUSHALL".into()] {
+        client.line(&set);
+        store.operation_ms.set(5);
+        let reply = client.line(&line);
+        store.operation_ms.set(1);
+        let before = if line.starts_with("DEL") { "done in part, at least " } else { "" };
+        let removed = done(reply, &format!("-INDETERMINATE {before}"));
+        assert_eq!(client.line("DBSIZE SCAN"), format!(":{}", 600 - removed), "{line:.12}");
     }
 }
 

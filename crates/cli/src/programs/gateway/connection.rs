@@ -33,6 +33,9 @@ const MAX_GROUP: usize = 64;
 /// How often a connection reads before the others of its thread have a turn.
 const MAX_READS: usize = 1;
 
+/// How long a client has to prove its password.
+const PASSWORD_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// What all connections of a thread share.
 #[derive(Clone)]
 pub(super) struct ServingThread {
@@ -96,10 +99,21 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
     let mut ended = pin!(async move { ending.wait_for(|is_ending| *is_ending).await.is_ok() });
     let mut has_ended = false;
     let mut idle = idle_timeout.map(|timeout| Box::pin(tokio::time::sleep(timeout)));
+    let needs_password = !session.is_authenticated();
+    let mut password = needs_password.then(|| Box::pin(tokio::time::sleep(PASSWORD_TIMEOUT)));
     let served: io::Result<()> = poll_fn(|context| {
         if !has_ended && ended.as_mut().poll(context).is_ready() {
             has_ended = true;
             session.end_input();
+        }
+        if session.is_authenticated() {
+            password = None;
+        }
+        // Before anything is read, because a client may send all the time.
+        if let Some(password) = &mut password
+            && password.as_mut().poll(context).is_ready()
+        {
+            return Poll::Ready(Ok(()));
         }
         let mut reads = 0;
         loop {
@@ -128,7 +142,8 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
                 continue;
             }
             let mut buffer = buffer.borrow_mut();
-            has_advanced |= write(&socket, &mut session, context)?;
+            let has_written = write(&socket, &mut session, context)?;
+            has_advanced |= has_written;
             if session.is_over() {
                 return Poll::Ready(Ok(()));
             }
@@ -138,7 +153,10 @@ pub(super) async fn serve(socket: TcpStream, address: SocketAddr, thread: Servin
                 return Poll::Pending;
             }
             let has_read = read(&socket, &mut session, &mut buffer, context)?;
-            if has_read && let (Some(idle), Some(timeout)) = (&mut idle, idle_timeout) {
+            // A client that reads a long reply is not idle.
+            if (has_read || has_written)
+                && let (Some(idle), Some(timeout)) = (&mut idle, idle_timeout)
+            {
                 idle.as_mut().reset(tokio::time::Instant::now() + timeout);
             }
             if !has_advanced && !has_read {

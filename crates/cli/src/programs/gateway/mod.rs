@@ -70,7 +70,7 @@ pub(crate) struct GatewayArguments {
     /// Serve at most this many connections at the same time
     #[arg(long, value_name = "N", default_value = "10000", value_parser = units::limited::<usize>(1, 1_000_000))]
     max_connections: usize,
-    /// Close a connection that has sent nothing for this many seconds [default: never]
+    /// Close a connection that has sent and taken nothing for this many seconds [default: never]
     #[arg(long, value_name = "SECONDS", value_parser = duration)]
     idle_seconds: Option<Duration>,
     /// Give up an operation after this many seconds; shorter than clients wait
@@ -158,7 +158,7 @@ pub(crate) fn run(arguments: &GatewayArguments) -> anyhow::Result<()> {
         port: at.port(),
         max_clients,
         seed: draw_epoch().context("the system has no random numbers")?,
-        contention_timeout: arguments.deadline_seconds,
+        deadline: arguments.deadline_seconds,
     }));
     let store = Arc::new(IndexStore::new(index, arguments.place.clone(), clock));
     let permits = Arc::new(Semaphore::new(max_clients));
@@ -183,8 +183,10 @@ pub(crate) fn run(arguments: &GatewayArguments) -> anyhow::Result<()> {
         let accept = move || accept_all(listener, &senders, &permits, &shared_by_all, ending);
         let builder = std::thread::Builder::new().name("accept".to_owned());
         threads.push(builder.spawn_scoped(scope, accept).context("cannot start a thread")?);
-        say_ready(at)?;
-        watch_over(&stop, &shared, &clock);
+        let said = say_ready(at);
+        if said.is_ok() {
+            watch_over(&stop, &shared, &clock);
+        }
         // The threads may have failed already.
         let _ = end.send(true);
         for thread in threads {
@@ -193,7 +195,7 @@ pub(crate) fn run(arguments: &GatewayArguments) -> anyhow::Result<()> {
                 Err(_) => anyhow::bail!("a thread of the gateway has failed"),
             }
         }
-        Ok(())
+        said
     })
 }
 

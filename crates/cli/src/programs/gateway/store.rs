@@ -11,6 +11,7 @@ use farleaf_pool::wire::MAX_VALUE_BYTES;
 use farleaf_resp::{RespStore, StoreError, StoreExchange, StoreRange, StoredRecord};
 use rustix::time::{ClockId, clock_gettime};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, oneshot};
 
@@ -25,13 +26,15 @@ pub(super) struct IndexStore {
     index: Index<[u8]>,
     place: ClusterLocation,
     turns: Box<[Mutex<()>]>,
+    /// Held while the cluster makes a new index.
+    clearing: Arc<Mutex<()>>,
     clock: MonotonicClock,
 }
 
 impl IndexStore {
     pub(super) fn new(index: Index<[u8]>, place: ClusterLocation, clock: MonotonicClock) -> Self {
         let turns = (0..TURNS).map(|_| Mutex::new(())).collect();
-        Self { index, place, turns, clock }
+        Self { index, place, turns, clearing: Arc::default(), clock }
     }
 }
 
@@ -98,13 +101,18 @@ impl RespStore for IndexStore {
     }
 
     async fn clear(&self) -> Result<(), StoreError> {
+        let Ok(turn) = Arc::clone(&self.clearing).try_lock_owned() else {
+            let why = "another client removes all keys: nothing was done";
+            return Err(StoreError::Contended(why.to_owned()));
+        };
         let (place, (sender, receiver)) = (self.place.clone(), oneshot::channel());
         // It asks the catalog again and again, and blocks meanwhile.
         let started = start_thread("clear".to_owned(), move || {
             let timeout = OperationTimeout::new(CLEAR_TIMEOUT);
             let cleared =
                 locate(&place, &timeout, 1).and_then(|located| Ok(located.clear(CLEAR_TIMEOUT)?));
-            // The client may have gone.
+            // Held to here even if the client has gone.
+            drop(turn);
             let _ = sender.send(cleared.map_err(|error| error.to_string()));
         });
         started.map_err(|error| StoreError::Unavailable(error.to_string()))?;
@@ -114,10 +122,11 @@ impl RespStore for IndexStore {
         }
     }
 
-    async fn turn(&self, key: &[u8]) -> impl Sized {
+    async fn turn(&self, key: &[u8], timeout: Duration) -> Option<impl Sized> {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
-        self.turns[hasher.finish() as usize % TURNS].lock().await
+        let turn = self.turns[hasher.finish() as usize % TURNS].lock();
+        tokio::time::timeout(timeout, turn).await.ok()
     }
 
     fn max_value_bytes(&self) -> usize {
