@@ -218,7 +218,7 @@ impl HotRecords {
     /// change is in progress, unless a planted bug `ignores` it.
     pub fn ticket(&self, hash: u64, ignores: bool) -> Option<RecordTicket> {
         let state = self.bucket(hash).state.load(Ordering::Acquire);
-        let in_progress = state % BEGUN & !LOCKED != 0;
+        let in_progress = (state % BEGUN) & !LOCKED != 0;
         (state & LOCKED == 0 && (ignores || !in_progress)).then_some(RecordTicket(state))
     }
 
@@ -241,7 +241,7 @@ impl HotRecords {
         if !keeps_it {
             bucket.remove(hash);
         }
-        let is_alone = before % BEGUN & !LOCKED == 0;
+        let is_alone = (before % BEGUN) & !LOCKED == 0;
         let alone = is_alone.then(|| (before & !LOCKED).wrapping_add(BEGUN + IN_PROGRESS));
         RecordChange { bucket, hash, alone }
     }

@@ -179,7 +179,8 @@ fn a_new_value_is_one_word() {
             let remove = async { assert_eq!(index.remove(&key).await, Ok(true)) };
             check(spent(&fabric, remove).await, false);
         }
-        assert!(words * 10 > 2 * KEYS / PER_LEAF * 6, "{words} words, {others} others");
+        // Not those in frames, and not most exchanges: their leaf is missed for the second time.
+        assert!(words * 10 > KEYS / PER_LEAF * 6, "{words} words, {others} others");
         for key in first() {
             assert_eq!(index.get(&(key + 20)).await, Ok(Some(key + 21)));
             assert_eq!(index.get(&(key + 40)).await, Ok(Some(key + 43)));
