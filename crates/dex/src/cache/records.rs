@@ -146,7 +146,7 @@ impl RecordBucket {
                 Some(slot) => (slot, without(tags, slot)),
                 None => make_room(tags, (locked >> 21) as usize % RECORDS),
             };
-            match self.tags.compare_exchange(tags, room, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.tags.compare_exchange(tags, room, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => break slot,
                 Err(now) => tags = now,
             }
@@ -154,7 +154,7 @@ impl RecordBucket {
         let [key, held] = &self.records[slot];
         key.store(hash, Ordering::Relaxed);
         held.store(value, Ordering::Relaxed);
-        self.tags.fetch_or(tag_of(hash) << shift(slot), Ordering::Relaxed);
+        self.tags.fetch_or(tag_of(hash) << shift(slot), Ordering::AcqRel);
         let unlocked =
             self.state.compare_exchange(locked, then, Ordering::Release, Ordering::Relaxed);
         if unlocked.is_err() {
@@ -262,7 +262,8 @@ impl HotRecords {
     pub fn clear_part(&self, part: Range<usize>) {
         for bucket in &self.buckets[part] {
             bucket.state.fetch_add(BEGUN, Ordering::AcqRel);
-            bucket.tags.store(0, Ordering::Release);
+            // Not a store: an order with the other changes of the tags is then certain.
+            bucket.tags.swap(0, Ordering::AcqRel);
         }
     }
 }
