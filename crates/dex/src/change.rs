@@ -16,10 +16,11 @@ use farleaf_pool::remote::RemoteError;
 pub(super) type LeafAnswer<L> = (LeafOutcome<EditAnswer<OwnedValue<L>>>, Option<UnwrittenChange>);
 
 /// The answer of an operation, whether its leaf is now sparse, and the change that the answer waits
-/// for. `None` if the leaf had no room.
-pub(super) fn answer_of<L: Layout>(
-    (outcome, unwritten): LeafAnswer<L>,
-) -> Option<(EditAnswer<OwnedValue<L>>, bool, Option<UnwrittenChange>)> {
+/// for.
+pub(super) type GivenAnswer<L> = (EditAnswer<OwnedValue<L>>, bool, Option<UnwrittenChange>);
+
+/// The answer of an operation. `None` if the leaf had no room.
+pub(super) fn answer_of<L: Layout>((outcome, unwritten): LeafAnswer<L>) -> Option<GivenAnswer<L>> {
     match outcome {
         LeafOutcome::Nothing(answer) => Some((answer, false, unwritten)),
         LeafOutcome::Changed { answer, sparse, .. } => Some((answer, sparse, unwritten)),

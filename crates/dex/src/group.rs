@@ -12,7 +12,7 @@
 //! *Thread safety*: belongs to its endpoint's thread.
 
 use super::DexIndex;
-use super::change::answer_of;
+use super::change::{GivenAnswer, answer_of};
 use super::descend::{ChildTarget, LeafLocation};
 use crate::cache::{
     OptimisticRef, RecordChange, Restart, Swip, UnwrittenChange, end_record_change,
@@ -56,8 +56,6 @@ struct UnwrittenAnswer<L: Layout> {
     change: UnwrittenChange,
 }
 
-/// An answer, whether its leaf is now sparse, and what the answer waits for.
-type GroupAnswer<L> = (EditAnswer<OwnedValue<L>>, bool, Option<UnwrittenChange>);
 type EditGroup<'a, L> = SmallVec<[EditProgress<'a, L>; GROUP]>;
 type GroupEdit<'e, L> = LeafEdit<&'e <L as Layout>::Key, &'e <L as Layout>::Value>;
 
@@ -332,7 +330,7 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
         &self,
         leaf: LeafLocation<'_, L>,
         edit: &GroupEdit<'_, L>,
-    ) -> Result<Option<GroupAnswer<L>>, RemoteError> {
+    ) -> Result<Option<GivenAnswer<L>>, RemoteError> {
         match self.run_at(leaf, DescentProbe::At(edit.key), *edit).await {
             Ok(outcome) => Ok(answer_of::<L>(outcome)),
             Err(Restart::Failed(error @ RemoteError::Indeterminate(_))) => Err(error),

@@ -24,7 +24,7 @@
 //! *Thread safety*: belongs to its endpoint's thread. The caller must run one move at a time.
 
 use super::{DexIndex, FRAMES_PER_BATCH};
-use crate::cache::{FrameId, FrameState, Restart, is_clean};
+use crate::cache::{ClearedInParts, FrameId, FrameState, Restart, is_clean};
 use farleaf_fabric::{Fabric, GlobalAddr};
 use farleaf_index::together::all;
 use farleaf_index::{OwnedRange, Ownership};
@@ -215,25 +215,27 @@ impl<F: Fabric, L: Layout> DexIndex<F, L> {
             && !self.fabric().breaks(rules::OUTLINES_FORGOTTEN)
         {
             // C30. No frame has a leaf that this server does not own, so none is noted afterwards.
-            for part in outlines.parts() {
-                outlines.clear_part(part);
-                self.fabric().sleep(0).await;
-            }
+            self.clear_in_parts(outlines).await;
         }
         if let Some(records) = self.client.cache().records()
             && !self.fabric().breaks(rules::RECORDS_FORGOTTEN)
         {
             // C32. A lookup of a key that this server does not own puts no record in.
-            for part in records.parts() {
-                records.clear_part(part);
-                self.fabric().sleep(0).await;
-            }
+            self.clear_in_parts(records).await;
         }
         let (held, dropped) = (self.server.range(), RefCell::default());
         if !self.fabric().breaks(rules::OLD_COPIES_DROPPED) {
             self.sweep(|frame| self.renew(frame, (&held, grown), &dropped)).await?;
         }
         Ok(())
+    }
+
+    /// Clears a table with a pause after each part.
+    async fn clear_in_parts(&self, table: &impl ClearedInParts) {
+        for part in table.parts() {
+            table.clear_part(part);
+            self.fabric().sleep(0).await;
+        }
     }
 
     /// Makes `grown` the owned range; it includes keys that another server has released.

@@ -241,13 +241,14 @@ fn dex(provider: &AnyConfig) {
     }
 }
 
-/// Lookups that miss READ a window of a leaf if they can; 32 frames.
-fn dex_windows(provider: &AnyConfig) {
+/// DEX with 32 frames, less what else these shares of the cache keep.
+fn dex_tables(provider: &AnyConfig, outlines_percent: u32, records_percent: u32) {
     let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
     let cache = CacheOptions {
         bytes: 8 << 10,
-        outlines_percent: 50,
+        outlines_percent,
         outlines_soon_percent: 1,
+        records_percent,
         ..CacheOptions::default()
     };
     let options = DexOptions {
@@ -259,23 +260,14 @@ fn dex_windows(provider: &AnyConfig) {
     conformance::run::<Tiny, Dex, _>(&setup);
 }
 
-/// Copies of hot records answer lookups; 32 frames.
+/// Operations that miss READ a window of a leaf if they can.
+fn dex_windows(provider: &AnyConfig) {
+    dex_tables(provider, 50, 0);
+}
+
+/// Copies of hot records answer lookups.
 fn dex_records(provider: &AnyConfig) {
-    let server = MemoryServerConfig { pool_bytes: 16 << 20, ..lent() };
-    let cache = CacheOptions {
-        bytes: 8 << 10,
-        records_percent: 40,
-        outlines_percent: 10,
-        outlines_soon_percent: 1,
-        ..CacheOptions::default()
-    };
-    let options = DexOptions {
-        chunk_nodes_log2: 4,
-        placement_level: 1,
-        ..DexOptions::with_boundaries(vec![u64::MAX / 2], cache)
-    };
-    let setup = SuiteSetup { provider, options, memory_servers: 3, server };
-    conformance::run::<Tiny, Dex, _>(&setup);
+    dex_tables(provider, 10, 40);
 }
 
 /// Answers wait until what they report is in the memory servers.

@@ -7,8 +7,8 @@
 mod memtable;
 
 use farleaf_dex::cache::{
-    CacheOptions, CoolOutcome, CoolingBucket, FrameArena, FrameCache, FrameId, FrameState,
-    HotRecords, LeafOutlines, MappedNode, MappingTable, Swip,
+    CacheOptions, ClearedInParts, CoolOutcome, CoolingBucket, FrameArena, FrameCache, FrameId,
+    FrameState, HotRecords, LeafOutlines, MappedNode, MappingTable, Swip,
 };
 use farleaf_fabric::sync::{Arc, AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -16,6 +16,13 @@ use farleaf_index::OwnedRange;
 use farleaf_page::{DescentProbe, FencePosition, Fixed8, Latch, Layout, LeafOutline, Page};
 use farleaf_pool::server::Epochs;
 use loom::thread;
+
+/// Explores a model with at most this many preemptions.
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
 
 fn words<const N: usize>() -> Arc<[AtomicU64; N]> {
     Arc::new(std::array::from_fn(|_| AtomicU64::new(0)))
@@ -86,9 +93,7 @@ fn tiny_leaf(records: &[(u64, u64)]) -> Arc<[AtomicU64; 16]> {
 /// A reader of a leaf never validates a wrong result while an insertion shifts the leaf.
 #[test]
 fn a_lookup_beside_an_insertion() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    check(3, || {
         let shared = tiny_leaf(&[(10, 1), (20, 2)]);
         let writer = Arc::clone(&shared);
         let thread = thread::spawn(move || {
@@ -111,9 +116,7 @@ fn a_lookup_beside_an_insertion() {
 /// A reader of a leaf that is split either finds the record or is sent to the right.
 #[test]
 fn a_lookup_beside_a_split() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(2);
-    model.check(|| {
+    check(2, || {
         let left = tiny_leaf(&[(10, 1), (20, 2), (30, 3), (40, 4)]);
         let writer = Arc::clone(&left);
         let thread = thread::spawn(move || {
@@ -148,9 +151,7 @@ fn a_lookup_beside_a_split() {
 /// inv. E2: a node that a reader can reach is not freed while it reads.
 #[test]
 fn epochs_hold_back_what_is_being_read() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    check(3, || {
         const NODE: u64 = 1024;
         let epochs = Arc::new(Epochs::new());
         // The pointer to a node, and whether the node has been freed.
@@ -213,9 +214,7 @@ fn a_cooling_frame_has_one_taker() {
 /// outlines of other leaves in the same full bucket.
 #[test]
 fn an_outline_is_that_of_the_leaf() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    check(3, || {
         let leaf = |number: u64| GlobalAddr::new(ServerId::new(0), number * 1024);
         let outline = |records| LeafOutline::new(records, |slot| slot as u64, (0, Some(64)));
         let outlines = Arc::new(LeafOutlines::new(1, 1 << 40));
@@ -240,9 +239,7 @@ fn an_outline_is_that_of_the_leaf() {
 /// a lookup that READs are under way. The leaf is one word here.
 #[test]
 fn a_hot_record_is_that_of_its_leaf() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    check(3, || {
         const KEY: u64 = 9;
         let records = Arc::new(HotRecords::new(1));
         let leaf = words::<1>();
@@ -274,9 +271,7 @@ fn a_hot_record_is_that_of_its_leaf() {
 /// inv. C31: of two changes that overlap, neither puts back what the leaf no longer has.
 #[test]
 fn overlapping_changes_keep_no_old_record() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    check(3, || {
         const KEY: u64 = 9;
         let records = Arc::new(HotRecords::new(1));
         let leaf = words::<1>();
@@ -299,9 +294,7 @@ fn overlapping_changes_keep_no_old_record() {
 /// ends and a lookup puts another record of the bucket in.
 #[test]
 fn a_cleared_table_has_no_old_record() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    check(3, || {
         let records = Arc::new(HotRecords::new(1));
         records.put(records.ticket(9, false).unwrap(), 9, 1);
         let ticket = records.ticket(10, false).unwrap();
@@ -323,9 +316,7 @@ fn a_cleared_table_has_no_old_record() {
 /// the node or drops the mark, and no extra entry is left.
 #[test]
 fn one_mark_at_a_time() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    check(3, || {
         const NODE: u64 = 1024;
         let mapping = Arc::new(MappingTable::new(2));
         let shared = words::<1>();
@@ -454,9 +445,7 @@ fn two_leaves() -> (Arc<FrameCache<Tiny>>, FrameId, FrameId) {
 /// order of version checks alone must suffice.
 #[test]
 fn a_descent_beside_an_eviction() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    check(3, || {
         let (cache, root, left) = two_leaves();
         let theirs = Arc::clone(&cache);
         let thread = thread::spawn(move || {

@@ -11,9 +11,9 @@
 //! *Thread safety*: any number of threads.
 
 use super::{
-    AdmissionPolicy, CacheOptions, CacheTurns, Cooling, CurrentOwnedRange, DirtyAges, FrameArena,
-    FrameId, FrameState, HotRecords, LeafOutlines, MappedNode, MappingTable, OffloadName,
-    RemoteIoMark, Swip, VictimPolicy, is_clean,
+    AdmissionPolicy, CacheOptions, CacheTurns, ClearedInParts, Cooling, CurrentOwnedRange,
+    DirtyAges, FrameArena, FrameId, FrameState, HotRecords, LeafOutlines, MappedNode, MappingTable,
+    OffloadName, RemoteIoMark, Swip, VictimPolicy, is_clean,
 };
 use farleaf_fabric::sync::{AtomicU64, Mutex, Ordering, lock};
 use farleaf_fabric::{GlobalAddr, RegionError};
@@ -250,8 +250,8 @@ impl<L: Layout> FrameCache<L> {
 
     /// Forgets all outlines and hot records.
     fn forget_known(&self) {
-        self.outlines.iter().for_each(LeafOutlines::clear);
-        self.records.iter().for_each(HotRecords::clear);
+        self.outlines.iter().for_each(ClearedInParts::clear);
+        self.records.iter().for_each(ClearedInParts::clear);
     }
 
     /// The memory servers that this cache considers reachable.

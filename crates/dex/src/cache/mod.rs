@@ -19,6 +19,7 @@ mod mapping;
 mod options;
 mod outlines;
 mod owned;
+mod parts;
 mod policy;
 mod record_access;
 mod records;
@@ -46,6 +47,7 @@ pub use options::{
 };
 pub use outlines::{LeafOutlines, LeafRead};
 pub use owned::CurrentOwnedRange;
+pub use parts::ClearedInParts;
 pub use policy::{
     AdmissionPolicy, ClockVictims, FixedAdmission, LeafAdmission, ProbabilisticAdmission,
     RandomVictims, UnusedVictims, VictimPolicy,

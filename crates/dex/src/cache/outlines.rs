@@ -22,14 +22,13 @@
 //! its first word. A reader looks at that word before and after it reads the second one. That is
 //! enough, because nobody notes an outline of the reader's leaf meanwhile (C29).
 
+use super::ClearedInParts;
 use farleaf_fabric::sync::{AtomicU64, Ordering};
 use farleaf_fabric::{GlobalAddr, prefetch, table};
 use farleaf_page::LeafOutline;
 use std::ops::Range;
 
 const ENTRIES: usize = 4;
-/// Buckets that are cleared without a pause.
-const PART: usize = 4_096;
 const EMPTY: u64 = 0;
 const BUSY: u64 = 1;
 /// Number of periods that an entry can tell apart.
@@ -248,20 +247,15 @@ impl LeafOutlines {
         self.note(leaf, Some(outline));
         !self.is_admitted(leaf)
     }
+}
 
-    /// Forgets all leaves but those that are being noted now.
-    pub fn clear(&self) {
-        self.parts().for_each(|part| self.clear_part(part));
-    }
-
-    /// Parts of the table that take about a tenth of a millisecond each to clear.
-    pub fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let buckets = self.buckets.len();
-        (0..buckets).step_by(PART).map(move |from| from..(from + PART).min(buckets))
+impl ClearedInParts for LeafOutlines {
+    fn buckets(&self) -> usize {
+        self.buckets.len()
     }
 
     /// Forgets the leaves in this part of the table, but those that are being noted now.
-    pub fn clear_part(&self, part: Range<usize>) {
+    fn clear_part(&self, part: Range<usize>) {
         for entry in self.buckets[part].iter().flat_map(|bucket| &bucket.0) {
             let leaf = entry.leaf.load(Ordering::Relaxed);
             if leaf > BUSY {

@@ -22,14 +22,13 @@
 //! record. Who holds the lock makes a record visible only if the state is still the one that it
 //! locked.
 
+use super::ClearedInParts;
 use farleaf_fabric::sync::{AtomicU64, Ordering, fence};
 use farleaf_fabric::{prefetch, table};
 use std::ops::Range;
 
 /// Records of a bucket.
 const RECORDS: usize = 7;
-/// Buckets that are cleared without a pause.
-const PART: usize = 4_096;
 const LOCKED: u64 = 1;
 const IN_PROGRESS: u64 = 1 << 1;
 const BEGUN: u64 = 1 << 21;
@@ -245,24 +244,19 @@ impl HotRecords {
         let alone = is_alone.then(|| (before & !LOCKED).wrapping_add(BEGUN + IN_PROGRESS));
         RecordChange { bucket, hash, alone }
     }
+}
 
-    /// Forgets all records.
-    pub fn clear(&self) {
-        self.parts().for_each(|part| self.clear_part(part));
-    }
-
-    /// Parts of the table that take about a tenth of a millisecond each to clear.
-    pub fn parts(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let buckets = self.buckets.len();
-        (0..buckets).step_by(PART).map(move |from| from..(from + PART).min(buckets))
+impl ClearedInParts for HotRecords {
+    fn buckets(&self) -> usize {
+        self.buckets.len()
     }
 
     /// Forgets the records in this part of the table, and whoever has READ a leaf before puts
     /// nothing in.
-    pub fn clear_part(&self, part: Range<usize>) {
+    fn clear_part(&self, part: Range<usize>) {
         for bucket in &self.buckets[part] {
             bucket.state.fetch_add(BEGUN, Ordering::AcqRel);
-            // Not a store: an order with the other changes of the tags is then certain.
+            // Not a store, which loom takes for unordered beside an exchange that it comes after.
             bucket.tags.swap(0, Ordering::AcqRel);
         }
     }

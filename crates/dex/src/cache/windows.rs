@@ -20,36 +20,36 @@ use farleaf_page::{
 use farleaf_pool::remote::RemoteError;
 use std::cell::Cell;
 
-/// What a window of a leaf tells about an edit.
-enum WindowOutcome<L: Layout> {
-    /// The edit is done.
-    Done(EditAnswer<OwnedValue<L>>),
-    /// The edit needs the leaf.
-    NeedsLeaf,
-}
+/// The frame, the mark, and the answer of an edit if a window was enough for it.
+type WindowAnswer<'a, L> = (FreeFrame<'a, L>, RemoteIoMark<'a>, Option<EditAnswer<OwnedValue<L>>>);
 
 /// A WRITE of a value in a leaf that is in no frame. If this is dropped before the WRITE has ended,
 /// the mark stays until the WRITE can no longer land (C33).
 struct ValueWriteInFlight<'a, F: Fabric, L: Layout> {
     client: &'a CacheClient<F, L>,
-    mark: Option<RemoteIoMark<'a>>,
+    /// The id of the leaf's mark.
+    id: u64,
     server: ServerId,
 }
 
 impl<'a, F: Fabric, L: Layout> ValueWriteInFlight<'a, F, L> {
-    /// No part of the WRITE can still land.
-    fn has_ended(mut self) -> Option<RemoteIoMark<'a>> {
-        self.mark.take()
+    /// No part of the WRITE can still land. Returns the mark.
+    fn has_ended(self) -> RemoteIoMark<'a> {
+        let mark = self.client.cache().mapping().resume_io(self.id);
+        std::mem::forget(self);
+        mark
     }
 }
 
 impl<F: Fabric, L: Layout> Drop for ValueWriteInFlight<'_, F, L> {
     fn drop(&mut self) {
-        let Some(mark) = self.mark.take() else { return };
-        if !self.client.fabric().breaks(rules::VALUE_WRITES_MARKED) {
-            self.client.marked_writes.borrow_mut().push((mark.keep(), self.server));
-            self.client.pages().doubtful().set(true);
+        let client = self.client;
+        if client.fabric().breaks(rules::VALUE_WRITES_MARKED) {
+            drop(client.cache().mapping().resume_io(self.id));
+            return;
         }
+        client.marked_writes.borrow_mut().push((self.id, self.server));
+        client.pages().doubtful().set(true);
     }
 }
 
@@ -74,10 +74,10 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
         let ticket = (!edit.changes()).then(|| self.record_ticket(edit.key)).flatten(); // C31
         let outlines = self.cache().outlines().filter(|_| is_certain);
         if let Some(LeafRead::Window(outline)) = outlines.map(|outlines| outlines.miss(address)) {
-            let (read, still, outcome) =
+            let answer;
+            (free, mark, answer) =
                 self.try_window((free, mark), (address, &keys), outline, edit).await?;
-            (free, mark) = (read, still);
-            if let WindowOutcome::Done(answer) = outcome {
+            if let Some(answer) = answer {
                 LiveCounters::count(&self.counters.leaf_misses);
                 LiveCounters::count(&self.counters.leaf_windows);
                 self.put_record(ticket, edit.key, answer.found.as_ref());
@@ -97,41 +97,34 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
     }
 
     /// READs the window of a leaf that can have the key of `edit`, and WRITEs the new value if that
-    /// is all that changes.
+    /// is all that changes. Without an answer, the edit needs the leaf.
     async fn try_window<'a>(
         &'a self,
         (free, mark): (FreeFrame<'a, L>, RemoteIoMark<'a>),
         (address, keys): (GlobalAddr, &OwnedRange<OwnedKey<L>>),
         outline: LeafOutline,
         edit: LeafEdit<&L::Key, &L::Value>,
-    ) -> Result<(FreeFrame<'a, L>, RemoteIoMark<'a>, WindowOutcome<L>), Restart> {
+    ) -> Result<WindowAnswer<'a, L>, Restart> {
         let fences = (L::key(&keys.low), keys.high.as_ref().map(L::key));
         let slots = L::outlined_slots(outline, edit.key, fences);
         let free = self.read_into(free, address, L::slot_words(&slots)).await?;
         let held = match L::outlined_get(free.page(), outline, &slots, edit.key) {
             WindowLookup::Found(value) => Some(value),
             WindowLookup::Absent => None,
-            WindowLookup::Unknown => return Ok((free, mark, WindowOutcome::NeedsLeaf)),
+            WindowLookup::Unknown => return Ok((free, mark, None)),
         };
         let by_words = self.cache().options().write_back == WriteBackName::Words;
-        match edit.at_record::<L>(held) {
-            RecordEdit::Nothing(answer) => Ok((free, mark, WindowOutcome::Done(answer))),
+        let (value, word) = match edit.at_record::<L>(held) {
+            RecordEdit::Nothing(answer) => return Ok((free, mark, Some(answer))),
             RecordEdit::NewValue(value) if by_words => {
-                match L::window_value_word(free.page(), &slots, edit.key) {
-                    Some(word) => {
-                        let at = address.plus(word as u64 * 8);
-                        let mark = self.write_value(mark, at, value).await?;
-                        LiveCounters::count(&self.counters.write_throughs);
-                        let answer = EditAnswer::from_change(true);
-                        Ok((free, mark, WindowOutcome::Done(answer)))
-                    }
-                    None => Ok((free, mark, WindowOutcome::NeedsLeaf)),
-                }
+                (value, L::window_value_word(free.page(), &slots, edit.key))
             }
-            RecordEdit::NewValue(_) | RecordEdit::NeedsLeaf => {
-                Ok((free, mark, WindowOutcome::NeedsLeaf))
-            }
-        }
+            RecordEdit::NewValue(_) | RecordEdit::NeedsLeaf => return Ok((free, mark, None)),
+        };
+        let Some(word) = word else { return Ok((free, mark, None)) };
+        let mark = self.write_value(mark, address.plus(word as u64 * 8), value).await?;
+        LiveCounters::count(&self.counters.write_throughs);
+        Ok((free, mark, Some(EditAnswer::from_change(true))))
     }
 
     /// WRITEs a value, which is one word, into a leaf that is in no frame.
@@ -163,10 +156,9 @@ impl<F: Fabric, L: Layout> CacheClient<F, L> {
             }
             Ok(written)
         };
-        let under_way = ValueWriteInFlight { client: self, mark: Some(mark), server: at.server() };
+        let under_way = ValueWriteInFlight { client: self, id: mark.keep(), server: at.server() };
         match self.write_to_the_end(at, post).await {
-            // Nobody else can take the mark away.
-            Ok(()) => under_way.has_ended().ok_or(Restart::Busy),
+            Ok(()) => Ok(under_way.has_ended()),
             Err(restart) if !may_have_landed.get() => {
                 drop(under_way.has_ended());
                 Err(restart)

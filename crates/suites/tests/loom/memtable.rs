@@ -4,6 +4,7 @@
 //! dozens of accesses. Loom runs the main thread first, and derives other orders from what the
 //! second thread does after it. So threads that only load are the second ones.
 
+use super::check;
 use farleaf_dlsm::{
     EditStep, LinkOutcome, MemTable, MemTableEdit, MemTableOptions, MemTableVersion,
     MemTableWriter, SearchKey, Sequences, VersionKind, WriterSlot,
@@ -14,12 +15,6 @@ use loom::thread;
 
 const OPTIONS: MemTableOptions =
     MemTableOptions { bytes: 4096, most_numbers: u64::MAX, filter_bytes: 8 };
-
-fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(model);
-}
 
 fn table(sequences: &Sequences) -> Arc<MemTable> {
     Arc::new(MemTable::new(sequences, OPTIONS.memory().unwrap(), OPTIONS))
